@@ -49,7 +49,7 @@ Exit codes: 0 if there are none, 1 if there are some, 2 if an agent cannot be as
   xpuctl dead-letters --node node1`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			agents, err := newAgents(cluster, namespace)
+			agents, err := newAgents(c.Context(), cluster, namespace)
 			if err != nil {
 				return err
 			}
@@ -317,7 +317,7 @@ func (o *releaseOptions) run(c *cobra.Command, args []string) error {
 		return err
 	}
 
-	agents, err := newAgents(o.cluster, o.namespace)
+	agents, err := newAgents(c.Context(), o.cluster, o.namespace)
 	if err != nil {
 		return err
 	}
@@ -344,7 +344,7 @@ func (o *releaseOptions) abandonFunction(c *cobra.Command, name, text string) er
 		)
 	}
 
-	api, err := o.cluster.client()
+	api, err := o.cluster.client(c.Context())
 	if err != nil {
 		return err
 	}
@@ -381,7 +381,7 @@ func functionID(text string) (string, error) {
 
 // abandon marks an xPU as abandoned.
 func (o *releaseOptions) abandon(c *cobra.Command, name string) error {
-	api, err := o.cluster.client()
+	api, err := o.cluster.client(c.Context())
 	if err != nil {
 		return err
 	}

@@ -66,7 +66,7 @@ func (o *bundleOptions) run(c *cobra.Command) error {
 
 // write writes the archive. It sets o.file if that is empty.
 func (o *bundleOptions) write(c *cobra.Command) (err error) {
-	agents, err := newAgents(o.cluster, o.agents)
+	agents, err := newAgents(c.Context(), o.cluster, o.agents)
 	if err != nil {
 		return err
 	}

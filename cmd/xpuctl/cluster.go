@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
@@ -117,8 +118,9 @@ func (f *clusterFlags) restConfig() (*rest.Config, error) {
 	return config, nil
 }
 
-// client reads and writes the objects that commands show.
-func (f *clusterFlags) client() (client.WithWatch, error) {
+// client reads and writes the objects that commands show. ctx bounds how long it asks which kinds
+// the cluster serves, which it does with its first request.
+func (f *clusterFlags) client(ctx context.Context) (client.WithWatch, error) {
 	config, err := f.restConfig()
 	if err != nil {
 		return nil, err
@@ -127,7 +129,11 @@ func (f *clusterFlags) client() (client.WithWatch, error) {
 	if err != nil {
 		return nil, err
 	}
-	return client.NewWithWatch(config, client.Options{Scheme: scheme})
+	mapper, err := newMapper(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	return client.NewWithWatch(config, client.Options{Scheme: scheme, Mapper: mapper})
 }
 
 func (f *clusterFlags) load() (clientcmd.ClientConfig, error) {

@@ -77,7 +77,7 @@ func listFor(c *cobra.Command, list client.ObjectList) bool {
 		completionPatience)
 	defer cancel()
 	cluster := clusterOf(c)
-	api, err := cluster.client()
+	api, err := cluster.client(ctx)
 	if err != nil {
 		return false
 	}

@@ -77,7 +77,7 @@ func (o *cordonOptions) run(c *cobra.Command, kind cordon.Kind, name string) err
 		return fmt.Errorf("--reason: must be one line of at most %d bytes", longestReason)
 	}
 
-	api, err := o.cluster.client()
+	api, err := o.cluster.client(c.Context())
 	if err != nil {
 		return err
 	}

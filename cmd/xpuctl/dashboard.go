@@ -62,11 +62,11 @@ func (o *dashboardOptions) run(c *cobra.Command) error {
 		return fmt.Errorf("--port %d: must be between 0 and 65535", o.port)
 	}
 
-	agents, err := newAgents(o.cluster, o.agents)
+	agents, err := newAgents(c.Context(), o.cluster, o.agents)
 	if err != nil {
 		return err
 	}
-	api, err := o.cluster.client()
+	api, err := o.cluster.client(c.Context())
 	if err != nil {
 		return err
 	}

@@ -105,7 +105,7 @@ func (o *discoverOptions) run(c *cobra.Command) error {
 // kernel.
 func (o *discoverOptions) state(ctx context.Context) (*nodestate.State, error) {
 	if o.node != "" {
-		agents, err := newAgents(o.cluster, o.agents)
+		agents, err := newAgents(ctx, o.cluster, o.agents)
 		if err != nil {
 			return nil, err
 		}
@@ -146,13 +146,15 @@ var tones = map[string]terminal.Tone{
 }
 
 // newAgents reaches the agents of the cluster that the flags mean.
-func newAgents(cluster *clusterFlags, namespace string) (inspect.Agents, error) {
+func newAgents(
+	ctx context.Context, cluster *clusterFlags, namespace string,
+) (inspect.Agents, error) {
 	config, err := cluster.restConfig()
 	if err != nil {
 		return inspect.Agents{}, err
 	}
 
-	reader, err := cluster.client()
+	reader, err := cluster.client(ctx)
 	if err != nil {
 		return inspect.Agents{}, fmt.Errorf("cluster: %w", err)
 	}

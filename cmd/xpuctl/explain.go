@@ -100,7 +100,7 @@ func (o *explainOptions) run(c *cobra.Command, name string) error {
 		return err
 	}
 
-	agents, err := newAgents(o.cluster, o.agents)
+	agents, err := newAgents(c.Context(), o.cluster, o.agents)
 	if err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ func (o *explainOptions) schedule(
 		return nil, "", err
 	}
 
-	version, err := clusterVersion(config)
+	version, err := clusterVersion(ctx, config)
 	if err != nil {
 		return nil, "", err
 	}

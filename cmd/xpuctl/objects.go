@@ -90,7 +90,7 @@ func objectsCommand(name, short, long, example string, list lister) *cobra.Comma
 				return err
 			}
 
-			reader, err := cluster.client()
+			reader, err := cluster.client(c.Context())
 			if err != nil {
 				return err
 			}

@@ -283,7 +283,7 @@ func (o *scheduleOptions) list(ctx context.Context) (*snapshot.Snapshot, error) 
 	}
 
 	if o.kubernetes == "" {
-		if o.kubernetes, err = clusterVersion(config); err != nil {
+		if o.kubernetes, err = clusterVersion(ctx, config); err != nil {
 			return nil, err
 		}
 	}
@@ -297,13 +297,13 @@ func (o *scheduleOptions) list(ctx context.Context) (*snapshot.Snapshot, error) 
 }
 
 // clusterVersion returns the version of a cluster's API server, such as "v1.37.1".
-func clusterVersion(config *rest.Config) (string, error) {
+func clusterVersion(ctx context.Context, config *rest.Config) (string, error) {
 	client, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		return "", err
 	}
 
-	version, err := client.ServerVersion()
+	version, err := client.ServerVersionWithContext(ctx)
 	if err != nil {
 		return "", fmt.Errorf("version of the cluster: %w", err)
 	}

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
@@ -63,11 +62,7 @@ func (o *statusOptions) run(c *cobra.Command) error {
 		return fmt.Errorf("--timeout %s: must be longer than 0", o.timeout)
 	}
 
-	reader, err := o.cluster.client()
-	if err != nil {
-		return err
-	}
-	found, err := o.look(c.Context(), reader)
+	found, err := o.look(c.Context())
 	if err != nil {
 		return err
 	}
@@ -82,19 +77,32 @@ func (o *statusOptions) run(c *cobra.Command) error {
 }
 
 // look returns the status. With --wait it looks again until nothing is wrong, or until the time is
-// over; then it returns the last status.
-func (o *statusOptions) look(
-	ctx context.Context, reader client.Reader,
-) (inspect.Installation, error) {
-	waiting, cancel := context.WithTimeout(ctx, o.timeout)
-	defer cancel()
+// over; then it returns the last status. It is an error if the cluster has not answered by then.
+func (o *statusOptions) look(ctx context.Context) (inspect.Installation, error) {
+	waiting := ctx
+	if o.wait {
+		var cancel context.CancelFunc
+		waiting, cancel = context.WithTimeout(ctx, o.timeout)
+		defer cancel()
+	}
+	reader, err := o.cluster.client(waiting)
+	if err != nil {
+		return inspect.Installation{}, err
+	}
+
+	var last inspect.Installation
 	for {
-		found, err := inspect.Status(ctx, reader, o.agents, time.Now())
-		if err != nil || !o.wait || found.Good() {
+		found, err := inspect.Status(waiting, reader, o.agents, time.Now())
+		switch {
+		case err != nil && len(last.Parts) > 0 && waiting.Err() != nil && ctx.Err() == nil:
+			return last, nil
+		case err != nil || !o.wait || found.Good():
 			return found, err
 		}
+
+		last = found
 		if !loop.Sleep(waiting, statusPause) {
-			return found, nil
+			return last, nil
 		}
 	}
 }
@@ -107,7 +115,7 @@ func (o *statusOptions) print(c *cobra.Command, found inspect.Installation) erro
 	if err != nil {
 		return err
 	}
-	kubernetes, err := clusterVersion(config)
+	kubernetes, err := clusterVersion(c.Context(), config)
 	if err != nil {
 		return err
 	}

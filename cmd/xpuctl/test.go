@@ -104,7 +104,7 @@ func (o *testOptions) run(c *cobra.Command) error {
 		return errors.New("--image-pull-secret: needs -n with the namespace of the Secrets")
 	}
 
-	cluster, err := o.reach()
+	cluster, err := o.reach(c.Context())
 	if err != nil {
 		return err
 	}
@@ -137,8 +137,8 @@ func (o *testOptions) run(c *cobra.Command) error {
 }
 
 // reach returns the cluster that the flags mean.
-func (o *testOptions) reach() (connectivity.Cluster, error) {
-	api, err := o.cluster.client()
+func (o *testOptions) reach(ctx context.Context) (connectivity.Cluster, error) {
+	api, err := o.cluster.client(ctx)
 	if err != nil {
 		return connectivity.Cluster{}, err
 	}
@@ -237,7 +237,7 @@ const mostExplained = 2
 // diagnose explains failed pods, and writes the archive for a bug report. What cannot be found out
 // is no failure of the test.
 func (o *testOptions) diagnose(c *cobra.Command, test *connectivity.Test) {
-	agents, err := newAgents(o.cluster, o.Agents)
+	agents, err := newAgents(c.Context(), o.cluster, o.Agents)
 	if err != nil {
 		terminal.Line(c.ErrOrStderr(), "%v", err)
 		return

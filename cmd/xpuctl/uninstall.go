@@ -71,7 +71,7 @@ ready, 2 for failures. It may be run again at any time.`,
 func runUninstall(
 	c *cobra.Command, cluster *clusterFlags, o uninstall.Options, dryRun, asks bool,
 ) error {
-	api, err := cluster.client()
+	api, err := cluster.client(c.Context())
 	if err != nil {
 		return err
 	}

@@ -53,7 +53,7 @@ func (o *discoverOptions) runVerify(c *cobra.Command) error {
 // the result.
 func (o *discoverOptions) verified(ctx context.Context) (*nodestate.State, error) {
 	if o.node != "" {
-		agents, err := newAgents(o.cluster, o.agents)
+		agents, err := newAgents(ctx, o.cluster, o.agents)
 		if err != nil {
 			return nil, err
 		}

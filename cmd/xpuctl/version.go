@@ -83,11 +83,11 @@ func (o *versionOptions) ask(ctx context.Context, found *versions) (err error) {
 	if config.Timeout == 0 {
 		config.Timeout = versionPatience
 	}
-	if found.Kubernetes, err = clusterVersion(config); err != nil {
+	if found.Kubernetes, err = clusterVersion(ctx, config); err != nil {
 		return err
 	}
 
-	reader, err := o.cluster.client()
+	reader, err := o.cluster.client(ctx)
 	if err != nil {
 		return err
 	}

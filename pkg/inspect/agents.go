@@ -4,12 +4,14 @@ package inspect
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -43,7 +45,14 @@ type Agents struct {
 	Config    *rest.Config
 	Reader    client.Reader
 	Namespace string // of the pods of xpu-agent
+	// Patience bounds how long an agent may take for its state, because its kubelet may be frozen. 0
+	// means [DefaultPatience].
+	Patience time.Duration
 }
+
+// DefaultPatience is how long an agent may take for its state. A comparison with sriovnet takes some
+// seconds.
+const DefaultPatience = time.Minute
 
 // Nodes returns the names of the nodes that have an agent, sorted: those where an agent runs, and
 // those with an XPUNode, whose agent may be away. In direct mode there are no XPUNodes.
@@ -86,7 +95,15 @@ func (a Agents) Verify(ctx context.Context, node string) (*nodestate.State, erro
 }
 
 func (a Agents) state(ctx context.Context, node string, args ...string) (*nodestate.State, error) {
+	patience := cmp.Or(a.Patience, DefaultPatience)
+	late := fmt.Errorf("agent of node %s: it has not answered within %s", node, patience)
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, late)
+	defer cancel()
+
 	out, err := a.execute(ctx, node, args...)
+	if err != nil && context.Cause(ctx) == late {
+		return nil, late
+	}
 	if err != nil {
 		return nil, err
 	}
