@@ -36,7 +36,9 @@ what each agent knows of its node; and the logs of xpu-agent and xpu-controller.
 It reads no Secrets and no ConfigMaps, and takes of each kind of objects only the fields that docs/reference/bundle.md lists.
 Arguments, images and logs are those of the project's own containers, which it knows by namespace, labels, ServiceAccount and owner.
 Names of pods, namespaces and nodes, addresses, and logs are in it: look through it before you give it to others. What could not be
-read is in its file errors.txt.`,
+read is in its file errors.txt, and counted on standard error. If nothing could be read, no archive is left.
+
+Exit codes: 0 if an archive is written, 2 for failures.`,
 		Example: `  xpuctl bundle
   xpuctl bundle -f /tmp/for-ticket-4711.tar.gz --log-lines 100000`,
 		Args: cobra.NoArgs,
@@ -93,11 +95,21 @@ func (o *bundleOptions) write(c *cobra.Command) (err error) {
 	}()
 
 	progress := newProgress(c.ErrOrStderr(), "parts collected", unknownTotal)
-	defer progress.clear()
-
-	return bundle.Write(c.Context(), file, bundle.Sources{
+	written, err := bundle.Write(c.Context(), file, bundle.Sources{
 		Reader: agents.Reader, Pods: core, Namespace: o.agents, Nodes: agents.Nodes,
 		State: agents.State, LogLines: o.lines,
 		Step: progress.step,
 	}, now)
+	progress.clear()
+
+	switch missing := len(written.Missing); {
+	case err != nil:
+		return err
+	case written.Read == 0 && missing > 0:
+		return fmt.Errorf("nothing could be read: %s", written.Missing[0])
+	case missing > 0:
+		terminal.Line(c.ErrOrStderr(), "note: %d parts could not be read: errors.txt in the archive "+
+			"says why", missing)
+	}
+	return nil
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -125,9 +126,18 @@ func limitsExtendedResource(pod *unstructured.Unstructured, field string) bool {
 	return false
 }
 
+// Result says how much of the data is in an archive.
+type Result struct {
+	// Read is how many files have data of the cluster.
+	Read int
+	// Missing are the lines of errors.txt, each about data that could not be read.
+	Missing []string
+}
+
 // Write writes the archive as a gzipped tar. Data that cannot be read is reported in the file
-// errors.txt of the archive. Write returns only errors of writing and of ctx.
-func Write(ctx context.Context, to io.Writer, s Sources, now time.Time) error {
+// errors.txt of the archive and in the result, except for kinds that the cluster does not have, which
+// errors.txt alone names. Write returns only errors of writing and of ctx.
+func Write(ctx context.Context, to io.Writer, s Sources, now time.Time) (Result, error) {
 	if s.Step == nil {
 		s.Step = func() {}
 	}
@@ -142,7 +152,7 @@ func Write(ctx context.Context, to io.Writer, s Sources, now time.Time) error {
 	for _, collect := range []func(context.Context, *archive){s.objects, s.nodes, s.logs} {
 		collect(ctx, a)
 		if ctx.Err() != nil {
-			return ctx.Err()
+			return Result{}, ctx.Err()
 		}
 	}
 
@@ -155,7 +165,7 @@ func Write(ctx context.Context, to io.Writer, s Sources, now time.Time) error {
 		a.err = compressed.Close()
 	}
 
-	return a.err
+	return a.result, a.err
 }
 
 // archive writes a tar. It keeps the first error.
@@ -164,6 +174,7 @@ type archive struct {
 	dir      string
 	time     time.Time
 	problems bytes.Buffer
+	result   Result
 	err      error
 }
 
@@ -180,8 +191,19 @@ func (a *archive) add(name string, content []byte) {
 	}
 }
 
+// addRead adds data of the cluster.
+func (a *archive) addRead(name string, content []byte) {
+	a.add(name, content)
+	a.result.Read++
+}
+
+// problem notes what could not be read.
 func (a *archive) problem(what string, err error) {
-	fmt.Fprintf(&a.problems, "%s: %v\n", what, err)
+	line := fmt.Sprintf("%s: %v", what, err)
+	fmt.Fprintln(&a.problems, line)
+	if !meta.IsNoMatchError(err) {
+		a.result.Missing = append(a.result.Missing, line)
+	}
 }
 
 func (s Sources) objects(ctx context.Context, a *archive) {
@@ -211,7 +233,7 @@ func (s Sources) objects(ctx context.Context, a *archive) {
 			out.Write(text)
 		}
 
-		a.add(name, out.Bytes())
+		a.addRead(name, out.Bytes())
 		s.Step()
 	}
 }
@@ -236,7 +258,7 @@ func (s Sources) nodes(ctx context.Context, a *archive) {
 			continue
 		}
 
-		a.add(name, text)
+		a.addRead(name, text)
 		s.Step()
 	}
 }
@@ -284,5 +306,5 @@ func (s Sources) log(ctx context.Context, a *archive, pod, container string, pre
 		return
 	}
 
-	a.add(name, redactLog(text))
+	a.addRead(name, redactLog(text))
 }

@@ -106,7 +106,7 @@ func archived(t *testing.T, objects ...client.Object) map[string]string {
 func written(t *testing.T, s Sources) map[string]string {
 	t.Helper()
 	var out bytes.Buffer
-	if err := Write(t.Context(), &out, s, time.Unix(0, 0)); err != nil {
+	if _, err := Write(t.Context(), &out, s, time.Unix(0, 0)); err != nil {
 		t.Fatal(err)
 	}
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	k8sresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -155,6 +156,33 @@ func TestProblems(t *testing.T) {
 	}
 }
 
+// TestResult: the caller learns how much an archive has, and what it lacks. A kind that the cluster
+// does not have is no lack.
+func TestResult(t *testing.T) {
+	got, err := Write(t.Context(), io.Discard, broken(), time.Unix(0, 0))
+	must.Succeed(t, err)
+	if got.Read != 0 || len(got.Missing) != 20 ||
+		got.Missing[0] != "objects/devicepool.yaml: the API server is broken" {
+		t.Errorf("%d files were read, and %d lines are missing: %q", got.Read, len(got.Missing),
+			got.Missing)
+	}
+
+	absent := broken()
+	absent.Reader = absentKinds{}
+	got, err = Write(t.Context(), io.Discard, absent, time.Unix(0, 0))
+	must.Succeed(t, err)
+	if len(got.Missing) != 4 || !strings.HasPrefix(got.Missing[0], "nodes: ") {
+		t.Errorf("missing: %q", got.Missing)
+	}
+}
+
+// absentKinds is an API server that has no kind.
+type absentKinds struct{ client.Reader }
+
+func (absentKinds) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	return &meta.NoKindMatchError{}
+}
+
 // limitedWriter fails when more bytes are written than are left.
 type limitedWriter struct{ left int }
 
@@ -168,9 +196,10 @@ func (w *limitedWriter) Write(p []byte) (int, error) {
 // TestUnwritten checks that an incomplete archive is an error, wherever it ends.
 func TestUnwritten(t *testing.T) {
 	var whole strings.Builder
-	must.Succeed(t, Write(t.Context(), &whole, broken(), time.Unix(0, 0)))
+	_, err := Write(t.Context(), &whole, broken(), time.Unix(0, 0))
+	must.Succeed(t, err)
 	for left := range whole.Len() {
-		err := Write(t.Context(), &limitedWriter{left}, broken(), time.Unix(0, 0))
+		_, err := Write(t.Context(), &limitedWriter{left}, broken(), time.Unix(0, 0))
 		if !errors.Is(err, io.ErrShortWrite) {
 			t.Errorf("after %d of %d bytes: error %v, want %v", left, whole.Len(), err,
 				io.ErrShortWrite)
@@ -179,7 +208,8 @@ func TestUnwritten(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := Write(ctx, io.Discard, broken(), time.Unix(0, 0)); !errors.Is(err, ctx.Err()) {
+	_, err = Write(ctx, io.Discard, broken(), time.Unix(0, 0))
+	if !errors.Is(err, ctx.Err()) {
 		t.Errorf("error %v, want %v", err, context.Canceled)
 	}
 }
