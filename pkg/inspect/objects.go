@@ -39,11 +39,16 @@ func notesOf(conditions []metav1.Condition) []string {
 	var notes []string
 	for _, c := range conditions {
 		if c.Status != metav1.ConditionTrue {
-			notes = append(notes, fmt.Sprintf("%s %s: %s", c.Type, c.Reason, c.Message))
+			notes = append(notes, noteOf(c))
 		}
 	}
 
 	return notes
+}
+
+// noteOf returns what a condition says.
+func noteOf(c metav1.Condition) string {
+	return fmt.Sprintf("%s %s: %s", c.Type, c.Reason, c.Message)
 }
 
 // age returns the time since an object was created, in kubectl's format.
@@ -247,7 +252,7 @@ func NodeNotes(node *v1alpha1.XPUNode, pools []v1alpha1.DevicePool) []string {
 	var notes []string
 	for _, c := range node.Status.Conditions {
 		if c.Status != metav1.ConditionTrue {
-			notes = append(notes, fmt.Sprintf("%s %s: %s", c.Type, c.Reason, c.Message))
+			notes = append(notes, noteOf(c))
 		}
 	}
 

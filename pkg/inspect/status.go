@@ -233,7 +233,7 @@ func (s status) ports(ctx context.Context) (Part, error) {
 	return s.kind(ctx, "XPUPorts", &v1alpha1.XPUPortList{})
 }
 
-// kind counts the objects of a kind that are Ready, and notes why others are not.
+// kind counts the objects of a kind that are Ready, and notes what is wrong with each.
 func (s status) kind(ctx context.Context, name string, list client.ObjectList) (Part, error) {
 	p := Part{Name: name}
 	if err := s.reader.List(ctx, list); err != nil {
@@ -244,18 +244,43 @@ func (s status) kind(ctx context.Context, name string, list client.ObjectList) (
 	err := meta.EachListItem(list, func(item runtime.Object) error {
 		o := item.(client.Object)
 		total++
-		c := v1alpha1.ReadyOf(conditionsOf(o))
-		if c.Status == metav1.ConditionTrue {
+		if v1alpha1.ReadyOf(conditionsOf(o)).Status == metav1.ConditionTrue {
 			good++
-			return nil
 		}
-		p.Notes = append(p.Notes, strings.TrimPrefix(o.GetNamespace()+"/"+o.GetName(), "/")+": "+
-			strings.Join(notesOf(conditionsOf(o)), "; "))
+		if troubles := troublesOf(o); len(troubles) > 0 {
+			name := strings.TrimPrefix(o.GetNamespace()+"/"+o.GetName(), "/")
+			p.Notes = append(p.Notes, name+": "+strings.Join(troubles, "; "))
+		}
 		return nil
 	})
 
 	p.Text = fmt.Sprintf("%d of %d are ready", good, total)
 	return p.judged(total), err
+}
+
+// troublesOf returns what is wrong with an object, or not known of it. Of one that is Ready these are
+// only what its devices lack, and a change that nobody has seen yet: conditions that stay False as
+// long as an OPI agent or the cluster cannot do something, such as Verified, are no trouble.
+func troublesOf(o client.Object) (troubles []string) {
+	conditions := conditionsOf(o)
+	ready := v1alpha1.ReadyOf(conditions)
+	if ready.Status != metav1.ConditionTrue {
+		if troubles = notesOf(conditions); len(troubles) == 0 {
+			troubles = []string{"it is not known whether it is ready: is xpu-controller running?"}
+		}
+		return troubles
+	}
+
+	for _, kind := range []string{v1alpha1.ConditionSupplied, v1alpha1.ConditionCard} {
+		c := meta.FindStatusCondition(conditions, kind)
+		if c != nil && c.Status != metav1.ConditionTrue {
+			troubles = append(troubles, noteOf(*c))
+		}
+	}
+	if seen := ready.ObservedGeneration; seen > 0 && seen < o.GetGeneration() {
+		troubles = append(troubles, "its last change has not been taken up yet")
+	}
+	return troubles
 }
 
 // judged sets the state by the number of objects and the notes.

@@ -89,6 +89,33 @@ func TestStatus(t *testing.T) {
 		) {
 			pool.Status.Conditions = ready(metav1.ConditionFalse, v1alpha1.ReasonUnhealthy, "no link")
 		}, nil, false, "  fast: Ready Unhealthy: no link"},
+		"a pool lacks VFs": {func(_ *appsv1.DaemonSet, _ *appsv1.Deployment, _ *coordinationv1.Lease,
+			_ *v1alpha1.XPUNode, pool *v1alpha1.DevicePool,
+		) {
+			pool.Status.Conditions = append(pool.Status.Conditions, metav1.Condition{
+				Type: v1alpha1.ConditionSupplied, Status: metav1.ConditionFalse,
+				Reason: v1alpha1.ReasonBusy, Message: "node node1: VFs are in use",
+			})
+		}, nil, false, "  fast: Supplied Busy: node node1: VFs are in use"},
+		"a pool's change is not taken up": {func(_ *appsv1.DaemonSet, _ *appsv1.Deployment,
+			_ *coordinationv1.Lease, _ *v1alpha1.XPUNode, pool *v1alpha1.DevicePool,
+		) {
+			pool.Generation, pool.Status.Conditions[0].ObservedGeneration = 2, 1
+		}, nil, false, "  fast: its last change has not been taken up yet"},
+		"a pool of which other conditions are known only": {func(_ *appsv1.DaemonSet,
+			_ *appsv1.Deployment, _ *coordinationv1.Lease, _ *v1alpha1.XPUNode,
+			pool *v1alpha1.DevicePool,
+		) {
+			pool.Status.Conditions[0].Type = v1alpha1.ConditionSupplied
+		}, nil, false, "  fast: it is not known whether it is ready"},
+		"a pool in a cluster without a feature": {func(_ *appsv1.DaemonSet, _ *appsv1.Deployment,
+			_ *coordinationv1.Lease, _ *v1alpha1.XPUNode, pool *v1alpha1.DevicePool,
+		) {
+			pool.Status.Conditions = append(pool.Status.Conditions, metav1.Condition{
+				Type: v1alpha1.ConditionSupported, Status: metav1.ConditionFalse,
+				Reason: v1alpha1.ReasonFeatureMissing, Message: "a gate is off",
+			})
+		}, nil, true, "DevicePools      Good    1 of 1 are ready"},
 		"an agent is away": {func(_ *appsv1.DaemonSet, _ *appsv1.Deployment,
 			_ *coordinationv1.Lease, node *v1alpha1.XPUNode, _ *v1alpha1.DevicePool,
 		) {
