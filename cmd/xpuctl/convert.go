@@ -73,7 +73,7 @@ objects they give the prefix of resources. FILE may be - for standard input.`,
 
 // convertFiles converts files together, because objects in one may name objects in another.
 func convertFiles(c *cobra.Command, files []string, o convert.Options) error {
-	var texts [][]byte
+	var texts []convert.Text
 	for _, file := range files {
 		text, err := read(c.InOrStdin(), file)
 		if errors.Is(err, fs.ErrNotExist) && !strings.ContainsAny(file, "./") {
@@ -82,14 +82,17 @@ func convertFiles(c *cobra.Command, files []string, o convert.Options) error {
 		if err != nil {
 			return err
 		}
-		texts = append(texts, text)
+		texts = append(texts, convert.Text{Name: file, Content: text})
 	}
 
 	result, err := convert.Texts(texts, o)
 	if err != nil {
-		return fmt.Errorf("%s: %w", strings.Join(files, ", "), err)
+		return err
 	}
 
+	if len(result.Documents)+len(result.Notes)+len(result.Unknown) == 0 {
+		return sayEmpty(c, files...)
+	}
 	if err := printConverted(c, result.Documents, result.Notes); err != nil {
 		return err
 	}
@@ -230,6 +233,9 @@ whose driver is not known stays as it is, for which an API server rejects the ob
 			if err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
+			if len(documents)+len(notes) == 0 {
+				return sayEmpty(c, args[0])
+			}
 
 			return printConverted(c, documents, notes)
 		},
@@ -247,8 +253,20 @@ func convertClaims(c *cobra.Command, file string, from conversion.Driver) error 
 	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
+	if len(documents)+len(notes) == 0 {
+		return sayEmpty(c, file)
+	}
 
 	return printConverted(c, documents, notes)
+}
+
+// sayEmpty says that there is nothing to convert, because no output may look like a mistake.
+func sayEmpty(c *cobra.Command, files ...string) error {
+	verb := "has"
+	if len(files) > 1 {
+		verb = "have"
+	}
+	return terminal.Line(c.ErrOrStderr(), "note: %s %s no objects", strings.Join(files, ", "), verb)
 }
 
 // printConverted prints documents, and notes on standard error.

@@ -55,16 +55,19 @@ type Result struct {
 	Unknown []string
 }
 
-// Texts converts YAML or JSON documents and lists, of which one may name objects of another. Objects
-// of Kubernetes and of this project that need no conversion come back as they are.
-func Texts(texts [][]byte, o Options) (Result, error) {
-	var objects []map[string]any
-	for _, text := range texts {
-		more, err := conversion.Objects(text)
-		if err != nil {
-			return Result{}, err
-		}
-		objects = append(objects, more...)
+// Text is YAML or JSON documents and lists.
+type Text struct {
+	// Name is the name of the file, for messages.
+	Name    string
+	Content []byte
+}
+
+// Texts converts texts, of which one may name objects of another. Objects of Kubernetes and of this
+// project that need no conversion come back as they are. An error names the text.
+func Texts(texts []Text, o Options) (Result, error) {
+	objects, places, err := read(texts)
+	if err != nil {
+		return Result{}, err
 	}
 
 	c, err := newConverter(objects, o)
@@ -72,10 +75,10 @@ func Texts(texts [][]byte, o Options) (Result, error) {
 		return Result{}, err
 	}
 	for i, object := range objects {
-		where := describe(object, i)
-		c.current = origin(object, i)
+		where := describe(object, places[i].document)
+		c.current = origin(object, places[i].document)
 		if err := c.convert(object, where); err != nil {
-			return Result{}, fmt.Errorf("%s: %w", where, err)
+			return Result{}, fmt.Errorf("%s: %s: %w", places[i].text, where, err)
 		}
 	}
 
@@ -83,29 +86,53 @@ func Texts(texts [][]byte, o Options) (Result, error) {
 	return c.Result, err
 }
 
+// place is where an object stands, for messages.
+type place struct {
+	text     string // its name
+	document string // with the name of the text if there are several
+}
+
+// read returns the objects of texts, and the place of each.
+func read(texts []Text) (objects []map[string]any, places []place, err error) {
+	for _, text := range texts {
+		all, err := conversion.Objects(text.Content)
+		if err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", text.Name, err)
+		}
+
+		for i, object := range all {
+			document := fmt.Sprintf("document %d", i+1)
+			if len(texts) > 1 {
+				document += " of " + text.Name
+			}
+			objects, places = append(objects, object), append(places, place{text.Name, document})
+		}
+	}
+	return objects, places, nil
+}
+
 // describe returns the name of an object for messages.
-func describe(object map[string]any, index int) string {
+func describe(object map[string]any, document string) string {
 	kind, name := stringOf(object, "kind"), stringOf(object, "metadata", "name")
 	if kind != "" && name != "" {
 		return kind + " " + name
 	}
 	if kind != "" {
-		return fmt.Sprintf("%s in document %d", kind, index+1)
+		return kind + " in " + document
 	}
-	return fmt.Sprintf("document %d", index+1)
+	return document
 }
 
 // origin returns what a document was made of, for messages.
-func origin(object map[string]any, index int) string {
-	what := fmt.Sprintf("document %d", index+1)
+func origin(object map[string]any, document string) string {
 	kind, name := stringOf(object, "kind"), stringOf(object, "metadata", "name")
 	if kind == "" || name == "" {
-		return what
+		return document
 	}
 	if namespace := stringOf(object, "metadata", "namespace"); namespace != "" {
 		name = namespace + "/" + name
 	}
-	return fmt.Sprintf("%s (%s %s)", what, kind, name)
+	return fmt.Sprintf("%s (%s %s)", document, kind, name)
 }
 
 // converter converts texts.
@@ -145,7 +172,8 @@ func newConverter(objects []map[string]any, o Options) (*converter, error) {
 	for _, object := range objects {
 		if recognize(object) == attachment && c.isForClaims(object) {
 			if err := c.dra[1].Read(object); err != nil {
-				return nil, fmt.Errorf("%s: %w", describe(object, 0), err)
+				return nil, fmt.Errorf("NetworkAttachmentDefinition %s: %w",
+					stringOf(object, "metadata", "name"), err)
 			}
 		}
 	}

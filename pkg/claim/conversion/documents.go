@@ -51,9 +51,7 @@ func Objects(text []byte) ([]map[string]any, error) {
 
 	var objects []map[string]any
 	for _, d := range all {
-		if d.object != nil {
-			objects = append(objects, d.object)
-		}
+		objects = append(objects, d.object)
 	}
 	return objects, nil
 }
@@ -131,8 +129,8 @@ func isOne(text []byte) error {
 	return errors.New("has a document behind another one, without a line --- between them")
 }
 
-// itemsOf returns the items of a list, also of lists within it, or the document itself. An empty
-// document has none. depth is how many lists the document is in.
+// itemsOf returns the items of a list, also of lists within it, or the document itself. A document
+// without a value, such as comments, has none. depth is how many lists the document is in.
 func itemsOf(text []byte, depth int) (items []document, err error) {
 	if depth > maxDepth {
 		return nil, fmt.Errorf("lists: at most %d may be within each other", maxDepth)
@@ -143,6 +141,10 @@ func itemsOf(text []byte, depth int) (items []document, err error) {
 	}
 	if d.object, err = decode(text); err != nil {
 		return nil, err
+	}
+
+	if d.object == nil {
+		return nil, nil
 	}
 
 	list, isList := d.object["items"].([]any)
