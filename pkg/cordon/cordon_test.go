@@ -202,8 +202,14 @@ func TestUsers(t *testing.T) {
 				Resource: "pods", Name: pod, UID: "u",
 			})
 		}
+		if name == "shared" {
+			c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{
+				APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "workers", UID: "u",
+			}}
+		}
 		must.Succeed(t, api.Status().Update(t.Context(), c))
 	}
+	allocate("shared", first, "0000-3b-02-2", false)
 	allocate("web", first, "0000-3b-02-0", false, "web-1")
 	allocate("idle", first, "0000-3b-02-1", false)
 	allocate("elsewhere", other, "0000-5e-02-0", false, "x")
@@ -229,6 +235,7 @@ func TestUsers(t *testing.T) {
 	want := []string{
 		"0000-3b-02-0: pod default/web-1, by claim web",
 		"0000-3b-02-1: claim default/idle, which no pod uses yet",
+		"0000-3b-02-2: podgroups default/workers, by claim shared",
 		"0000:3b:02.3: pod red/dpdk-ours, by an extended resource",
 	}
 	if !slices.Equal(got, want) {

@@ -23,7 +23,10 @@ type User struct {
 	Function string // the device of a claim, or the Function of an XPUPort
 	// Namespace and Pod name the pod. Pod is "" if only the claim is known.
 	Namespace, Pod string
-	Claim          string // "" for an extended resource
+	// Resource is the kind of what has the claim if that is no pod, such as "podgroups". Pod is its
+	// name then.
+	Resource string
+	Claim    string // "" for an extended resource
 }
 
 func (u User) String() string {
@@ -31,6 +34,8 @@ func (u User) String() string {
 	switch {
 	case u.Pod == "":
 		return text + fmt.Sprintf("claim %s/%s, which no pod uses yet", u.Namespace, u.Claim)
+	case u.Resource != "":
+		return text + fmt.Sprintf("%s %s/%s, by claim %s", u.Resource, u.Namespace, u.Pod, u.Claim)
 	case u.Claim == "":
 		return text + fmt.Sprintf("pod %s/%s, by an extended resource", u.Namespace, u.Pod)
 	}
@@ -98,7 +103,10 @@ func usersOf(c *resourceapi.ResourceClaim, targets []Target) (users []User) {
 			users = append(users, user)
 		}
 		for _, consumer := range c.Status.ReservedFor {
-			user.Pod = consumer.Name
+			user.Pod, user.Resource = consumer.Name, ""
+			if consumer.APIGroup != "" || consumer.Resource != "pods" {
+				user.Resource = consumer.Resource
+			}
 			users = append(users, user)
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -330,13 +331,21 @@ func TestInUse(t *testing.T) {
 			corev1.ResourceList{"example.com/plain": resource.MustParse("1")}),
 	)
 
+	// The DevicePool of its resource is gone already, and its XPUPort is not.
+	attached := pod("attached", corev1.PodRunning,
+		corev1.ResourceList{"xpu.opiproject.org/gone": resource.MustParse("1")})
+	w.create(attached)
+	w.create(portOf("0000:3b:00.3", "attached", attached.UID), portOf("0000:3b:00.4", "gone", "2"),
+		portOf("0000:3b:00.5", "other", "2"))
+
 	for _, force := range []bool{false, true} {
 		var inUse *uninstall.InUseError
 		if err := w.run(uninstall.Options{Force: force}); !errors.As(err, &inUse) {
 			t.Fatalf("force %v: error %v, want one that names the pods", force, err)
 		}
 		if want := []string{
-			"podgroups xpu-system/workers", "xpu-system/asks", "xpu-system/claims",
+			"podgroups xpu-system/workers", "xpu-system/asks", "xpu-system/attached",
+			"xpu-system/claims",
 		}; !slices.Equal(inUse.Pods, want) {
 			t.Errorf("force %v: in use by %q, want %q", force, inUse.Pods, want)
 		}
@@ -347,6 +356,8 @@ func TestInUse(t *testing.T) {
 	}
 
 	w.api.DeleteAllOf(t.Context(), &resourceapi.ResourceClaim{}, client.InNamespace(namespace))
+	must.Succeed(t,
+		w.api.DeleteAllOf(t.Context(), &v1alpha1.XPUPort{}, client.InNamespace(namespace)))
 	must.Succeed(t,
 		w.api.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace(namespace),
 			client.GracePeriodSeconds(0)))
@@ -475,6 +486,18 @@ func pod(name string, phase corev1.PodPhase, requests corev1.ResourceList) *core
 			},
 		}}},
 		Status: corev1.PodStatus{Phase: phase},
+	}
+}
+
+// portOf returns the XPUPort of a Function that the device plugin gave a pod.
+func portOf(address, pod string, uid types.UID) *v1alpha1.XPUPort {
+	return &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "of-" + pod},
+		Spec: v1alpha1.XPUPortSpec{
+			NodeName: "node1", XPU: "dpu-1", Network: "blue", MAC: "02:00:00:00:00:02",
+			Function: v1alpha1.FunctionRef{PCIAddress: address},
+			Pod:      &v1alpha1.PodRef{Namespace: namespace, Name: pod, UID: uid},
+		},
 	}
 }
 

@@ -16,14 +16,15 @@ import (
 )
 
 // users returns the pods that use Functions or may get some, as "namespace/name", sorted: pods for
-// which a ResourceClaim with devices of the driver is reserved, and pods that request the extended
-// resource of a DevicePool and have not ended.
+// which a ResourceClaim with devices of the driver is reserved, and pods that have not ended and that
+// request the extended resource of a DevicePool or have an XPUPort. A DevicePool may be deleted under
+// pods, whose XPUPorts stay.
 func (r *run) users(ctx context.Context) ([]string, error) {
 	users := sets.New[string]()
 	if err := r.usersOfClaims(ctx, users); err != nil {
 		return nil, err
 	}
-	if err := r.usersOfResources(ctx, users); err != nil {
+	if err := r.usersOfPlugin(ctx, users); err != nil {
 		return nil, err
 	}
 	return sets.List(users), nil
@@ -55,9 +56,14 @@ func (r *run) usersOfClaims(ctx context.Context, users sets.Set[string]) error {
 	return nil
 }
 
-func (r *run) usersOfResources(ctx context.Context, users sets.Set[string]) error {
+// usersOfPlugin adds the pods that get Functions from the device plugin.
+func (r *run) usersOfPlugin(ctx context.Context, users sets.Set[string]) error {
 	resources, err := r.resources(ctx)
-	if err != nil || len(resources) == 0 {
+	if err != nil {
+		return err
+	}
+	served, err := r.served(ctx)
+	if err != nil || len(resources)+len(served) == 0 {
 		return err
 	}
 
@@ -67,13 +73,36 @@ func (r *run) usersOfResources(ctx context.Context, users sets.Set[string]) erro
 	}
 
 	for _, pod := range pods.Items {
+		isServed := served.HasAny(
+			v1alpha1.PodRef{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+			v1alpha1.PodRef{Namespace: pod.Namespace, Name: pod.Name})
 		if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed &&
-			requests(pod, resources) {
+			(isServed || requests(pod, resources)) {
 			users.Insert(pod.Namespace + "/" + pod.Name)
 		}
 	}
 
 	return nil
+}
+
+// served returns the pods that XPUPorts name, some without a UID.
+func (r *run) served(ctx context.Context) (sets.Set[v1alpha1.PodRef], error) {
+	var ports v1alpha1.XPUPortList
+	err := r.api.List(ctx, &ports)
+	if isUnknown(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list XPUPorts: %w", err)
+	}
+
+	pods := sets.New[v1alpha1.PodRef]()
+	for _, port := range ports.Items {
+		if port.Spec.Pod != nil {
+			pods.Insert(*port.Spec.Pod)
+		}
+	}
+	return pods, nil
 }
 
 // resources returns the names of the extended resources of DevicePools.
