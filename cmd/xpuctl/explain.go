@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect/explain"
@@ -113,6 +114,9 @@ func (o *explainOptions) run(c *cobra.Command, name string) error {
 	pod, err := explain.Of(c.Context(),
 		explain.Sources{Reader: agents.Reader, State: agents.State, Schedule: o.schedule},
 		types.NamespacedName{Namespace: cmp.Or(namespace, corev1.NamespaceDefault), Name: name})
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("%w; --namespace names another namespace", err)
+	}
 	if err != nil {
 		return err
 	}

@@ -228,6 +228,16 @@ func (c *cluster) explain(t *testing.T) *Pod {
 	return p
 }
 
+// TestNoPod: an error about the pod names its namespace, which is the usual mistake.
+func TestNoPod(t *testing.T) {
+	reader := fake.NewClientBuilder().Build()
+	_, err := Of(t.Context(), Sources{Reader: reader},
+		types.NamespacedName{Namespace: "default", Name: "none"})
+	if !apierrors.IsNotFound(err) || !strings.Contains(err.Error(), "pod default/none: ") {
+		t.Errorf("error %v", err)
+	}
+}
+
 func pending(c *cluster) {
 	c.pod.Spec.NodeName, c.pod.Status.Phase, c.pod.Status.Conditions = "", corev1.PodPending, nil
 	c.claim.Status.Allocation, c.port, c.state = nil, nil, nil

@@ -82,7 +82,7 @@ func gather(ctx context.Context, s Sources, key types.NamespacedName) (*facts, e
 	f := &facts{pod: &corev1.Pod{}, pools: map[string]*v1alpha1.DevicePool{},
 		networks: map[string]*v1alpha1.XPUNetwork{}, unseen: sets.New[kind](), absent: sets.New[kind]()}
 	if err := s.Reader.Get(ctx, key, f.pod); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("pod %s: %w", key, err)
 	}
 
 	f.askAgent(ctx, s)
