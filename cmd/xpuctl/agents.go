@@ -298,6 +298,8 @@ cannot delete the port, and no pod gets the Function. With --port-gone it is tak
 func (o *releaseOptions) run(c *cobra.Command, args []string) error {
 	xpu, isXPU := strings.CutPrefix(args[0], "xpu/")
 	switch {
+	case isXPU && xpu == "":
+		return fmt.Errorf("%q: must be xpu/NAME", args[0])
 	case isXPU && len(args) == 2:
 		return o.abandonFunction(c, xpu, args[1])
 	case isXPU && (o.portGone || o.asItIs || o.hook != ""):

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -102,6 +103,11 @@ func (f *clusterFlags) namespace() (string, error) {
 	return namespace, err
 }
 
+// errNoCluster is returned in place of client-go's default, http://localhost:8080, where no API server
+// has listened since Kubernetes 1.20. In a pod, client-go takes the pod's cluster.
+var errNoCluster = errors.New("no cluster is named: there is no kubeconfig; set KUBECONFIG, or name " +
+	"one by --kubeconfig or --server")
+
 // restConfig says how the cluster is reached.
 func (f *clusterFlags) restConfig() (*rest.Config, error) {
 	loaded, err := f.load()
@@ -112,6 +118,9 @@ func (f *clusterFlags) restConfig() (*rest.Config, error) {
 	config, err := loaded.ClientConfig()
 	if err != nil {
 		return nil, err
+	}
+	if config.Host == clientcmd.ClusterDefaults.Server && !f.isConfigured() {
+		return nil, errNoCluster
 	}
 
 	config.QPS, config.Burst = 50, 300 // as kubectl

@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/signal"
@@ -87,7 +88,27 @@ Exit codes: 0 for success, 1 if the answer is no (pods that stay pending, for ex
 		versionCommand())
 	c.AddCommand(objectsCommands()...)
 	addCompletions(c)
+	addUsage(c)
 	return c
+}
+
+// addUsage adds to errors of arguments and flags how a command is used, for c and all below it. Cobra
+// would print the whole help.
+func addUsage(c *cobra.Command) {
+	if check := c.Args; check != nil {
+		c.Args = func(c *cobra.Command, args []string) error {
+			if err := check(c, args); err != nil {
+				return fmt.Errorf("%w; usage: %s", err, c.UseLine())
+			}
+			return nil
+		}
+	}
+	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return fmt.Errorf("%w; see %s --help", err, c.CommandPath())
+	})
+	for _, below := range c.Commands() {
+		addUsage(below)
+	}
 }
 
 // answerNo ends a command whose answer is no, and which has printed why.

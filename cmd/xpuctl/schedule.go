@@ -132,6 +132,9 @@ func (o *scheduleOptions) run(c *cobra.Command) error {
 	if err := checkOutput(o.output, scheduleForms...); err != nil {
 		return err
 	}
+	if o.timeout <= 0 {
+		return fmt.Errorf("--binding-timeout %s: must be longer than 0s", o.timeout)
+	}
 	if o.apply && len(o.files)+len(o.add)+len(o.remove)+len(o.taint)+len(o.like) > 0 {
 		return errors.New("--apply: is for what the cluster has; leave -f, --add, --remove, " +
 			"--taint and --template-node out")

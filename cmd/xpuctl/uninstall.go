@@ -46,6 +46,9 @@ ready, 2 for failures. It may be run again at any time.`,
   xpuctl uninstall --force`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if o.Timeout < 0 {
+				return fmt.Errorf("--timeout %s: must be 0s or longer", o.Timeout)
+			}
 			o.Namespace = cluster.overrides.Context.Namespace
 			o.Report = func(sentence string) { terminal.Line(c.OutOrStdout(), "%s", sentence) }
 			asks := !dryRun && !yes && isTerminal(c.InOrStdin())

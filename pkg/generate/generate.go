@@ -130,7 +130,7 @@ func check(shape Shape, o Options) error {
 		return fmt.Errorf("pfs: is %d, must be 1 to 16", o.PFs)
 	case o.VFs < 0 || o.VFs > 256:
 		return fmt.Errorf("vfs: is %d, must be 1 to 256", o.VFs)
-	case o.Allocated < 0 || o.Allocated > 1:
+	case !(o.Allocated >= 0 && o.Allocated <= 1): // also for NaN
 		return fmt.Errorf("allocated: is %g, must be 0%% to 100%%", 100*o.Allocated)
 	}
 	return nil

@@ -17,6 +17,10 @@ import (
 // Text writes the Schedule for people: a table of the pods with their devices, and below it why
 // pods are pending. If all is set, it also writes the refusals of pods that have a node.
 func (s *Schedule) Text(to io.Writer, all bool) error {
+	if len(s.Pods) == 0 {
+		return terminal.Line(to, "There is no pod without a node.")
+	}
+
 	table := [][]string{{"POD", "NODE", "CLAIM", "REQUEST", "DEVICE", "TAKES"}}
 	for _, pod := range s.Pods {
 		table = append(table, rows(pod)...)

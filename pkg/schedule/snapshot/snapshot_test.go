@@ -264,7 +264,8 @@ spec: {nodeName: worker, containers: [{name: c, image: i}]}
 }
 
 func TestTaint(t *testing.T) {
-	s := read(t, "apiVersion: v1\nkind: Node\nmetadata: {name: worker}\n")
+	s := read(t, "apiVersion: v1\nkind: Node\nmetadata: {name: worker}\n---\n"+aSlice)
+	s.Slices[0].Spec.Pool.Name = "a/b"
 	for _, taint := range []string{
 		"node=worker:gone=soon:NoExecute",
 		"driver=nic.example.com,pool=a/b,device=vf-0:down:NoSchedule",
@@ -289,7 +290,8 @@ func TestTaint(t *testing.T) {
 		"node=worker": "must be PLACE:KEY", "node=other:a:NoSchedule": "there is no Node other",
 		"node=worker:a:Never":       `effect: is "Never"`,
 		"node=worker:=x:NoSchedule": "has no key", "rack=1:a:NoSchedule": `place "rack=1"`,
-		"pool=:a:NoSchedule": `place "pool="`, "pool=a:b:Never": `effect: is "Never"`,
+		"pool=a/b,device=vf-9:a:NoSchedule": "no ResourceSlice has such a device",
+		"pool=:a:NoSchedule":                `place "pool="`, "pool=a:b:Never": `effect: is "Never"`,
 	} {
 		if err := s.Taint(taint); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", taint, err, want)

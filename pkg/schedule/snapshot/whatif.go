@@ -133,7 +133,8 @@ func (s *Snapshot) unreserve(pod *corev1.Pod) {
 
 // Taint adds a taint, written PLACE:KEY[=VALUE]:EFFECT. The place is node=NAME, or a
 // comma-separated list of driver=, pool= and device=, which matches all devices with these values,
-// such as driver=nic.example.com,pool=node-1:maintenance:NoSchedule.
+// such as driver=nic.example.com,pool=node-1:maintenance:NoSchedule. A place without devices is an
+// error.
 func (s *Snapshot) Taint(taint string) error {
 	if err := s.taint(taint); err != nil {
 		return fmt.Errorf("taint %s: %w", taint, err)
@@ -172,7 +173,23 @@ func (s *Snapshot) taint(taint string) error {
 		return err
 	}
 
+	if !s.hasDevice(selector) {
+		return errors.New("no ResourceSlice has such a device")
+	}
+
 	return s.Put(rule)
+}
+
+// hasDevice reports whether a selector matches a device.
+func (s *Snapshot) hasDevice(selector *resourceapi.DeviceTaintSelector) bool {
+	matches := func(wanted *string, is string) bool { return wanted == nil || *wanted == is }
+	return slices.ContainsFunc(s.Slices, func(slice *resourceapi.ResourceSlice) bool {
+		return matches(selector.Driver, slice.Spec.Driver) &&
+			matches(selector.Pool, slice.Spec.Pool.Name) &&
+			slices.ContainsFunc(slice.Spec.Devices, func(d resourceapi.Device) bool {
+				return matches(selector.Device, d.Name)
+			})
+	})
 }
 
 func (s *Snapshot) taintNode(node string, taint corev1.Taint) error {
