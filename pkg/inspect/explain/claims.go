@@ -45,77 +45,79 @@ func (f *facts) claimed(c *podClaim) []Interface {
 	for _, device := range devices {
 		if device.Admin {
 			out = append(out, f.observedFunction(c.claim.Name, device, requested))
-			continue
+		} else {
+			out = append(out, f.claimedFunction(c.claim, device, requested))
 		}
-
-		i := Interface{Claim: c.claim.Name, Request: device.Request, Pool: device.ID.DevicePool}
-		what := "Function " + device.Function.String()
-		if device.Share != "" {
-			what = "a port of PF " + string(device.ID.PF)
-		}
-
-		// Otherwise the agent has not chosen a VF for the share yet.
-		if device.Function != (function.ID{}) {
-			i.Function = device.Function.String()
-		}
-
-		port := f.portOf(func(p *v1alpha1.XPUPort) bool {
-			return p.Spec.Claim.UID == c.claim.UID &&
-				claim.FunctionOf(p.Spec.Function) == device.Function
-		})
-
-		f.addPort(&i, port)
-		attachment := f.attachment(i.Function, func(a *nodestate.Attachment) bool {
-			return a.Claim.UID == string(c.claim.UID)
-		})
-		status := deviceStatusOf(c.claim, device)
-		owner := f.otherOwner(c.claim, attachment)
-		if owner != "" {
-			attachment, status = nil, nil
-		}
-		i.addHost(attachment, status)
-		i.compareRequest(device)
-
-		allocated := Stage{
-			Name: Allocated, Status: Done,
-			Text: fmt.Sprintf("%s of pool %s on node %s", what, i.Pool, device.ID.Node),
-		}
-
-		if at := c.claim.Status.Allocation.AllocationTimestamp; at != nil {
-			allocated.Time = at.Time
-		}
-
-		provisioned := f.withGang(f.provisioned(&i, port, f.joins(device), status), device, status)
-		i.Stages = []Stage{requested, allocated, f.bound(), provisioned}
-		if device.BeforeBind {
-			i.Stages = []Stage{requested, allocated, provisioned, f.bound()}
-		}
-
-		if device.ConfigErr != nil {
-			i.Stages = append(i.Stages,
-				Stage{Name: Prepared, Status: Failed, Text: device.ConfigErr.Error()})
-			out = append(out, i)
-			continue
-		}
-
-		switch {
-		case owner != "":
-			i.Stages = append(i.Stages, Stage{Name: Prepared, Status: Failed, Text: owner +
-				" has the interface of this claim, and an interface can be in one pod only; give each " +
-				"pod its own claim, by a ResourceClaimTemplate"})
-		case attachment != nil || !f.hasEnded():
-			i.Stages = append(i.Stages, f.prepared(attachment, status),
-				f.attached(attachment, status))
-		}
-
-		i.Stages = append(i.Stages, f.endStages(attachment)...)
-		out = append(out, i)
 	}
 
 	if len(out) > 0 {
 		out[0].Differences = append(out[0].Differences, ignoredParameters(c.claim)...)
 	}
 	return out
+}
+
+// claimedFunction returns the interface for a Function, or for the share of a PF, that a claim has.
+func (f *facts) claimedFunction(
+	c *resourceapi.ResourceClaim, device claim.Device, requested Stage,
+) Interface {
+	i := Interface{Claim: c.Name, Request: device.Request, Pool: device.ID.DevicePool}
+	if device.Function != (function.ID{}) { // else the agent has not chosen a VF for the share yet
+		i.Function = device.Function.String()
+	}
+
+	port := f.portOf(func(p *v1alpha1.XPUPort) bool {
+		return p.Spec.Claim.UID == c.UID &&
+			claim.FunctionOf(p.Spec.Function) == device.Function
+	})
+	attachment := f.attachment(i.Function, func(a *nodestate.Attachment) bool {
+		return a.Claim.UID == string(c.UID)
+	})
+	status := deviceStatusOf(c, device)
+	owner := f.otherOwner(c, attachment)
+	if owner != "" {
+		attachment, status = nil, nil
+	}
+
+	f.addPort(&i, port)
+	i.addHost(attachment, status)
+	i.compareRequest(device)
+
+	provisioned := f.withGang(f.provisioned(&i, port, f.joins(device), status), device, status)
+	i.Stages = []Stage{requested, allocatedStage(c, device), f.bound(), provisioned}
+	if device.BeforeBind {
+		i.Stages = []Stage{requested, allocatedStage(c, device), provisioned, f.bound()}
+	}
+
+	switch {
+	case device.ConfigErr != nil:
+		i.Stages = append(i.Stages,
+			Stage{Name: Prepared, Status: Failed, Text: device.ConfigErr.Error()})
+		return i
+	case owner != "":
+		i.Stages = append(i.Stages, Stage{Name: Prepared, Status: Failed, Text: owner +
+			" has the interface of this claim, and an interface can be in one pod only; give each " +
+			"pod its own claim, by a ResourceClaimTemplate"})
+	case attachment != nil || !f.hasEnded():
+		i.Stages = append(i.Stages, f.prepared(attachment, status), f.attached(attachment, status))
+	}
+
+	i.Stages = append(i.Stages, f.endStages(attachment)...)
+	return i
+}
+
+// allocatedStage says what the scheduler has chosen.
+func allocatedStage(c *resourceapi.ResourceClaim, device claim.Device) Stage {
+	what := "Function " + device.Function.String()
+	if device.Share != "" {
+		what = "a port of PF " + string(device.ID.PF)
+	}
+
+	s := Stage{Name: Allocated, Status: Done, Text: fmt.Sprintf("%s of pool %s on node %s", what,
+		device.ID.DevicePool, device.ID.Node)}
+	if at := c.Status.Allocation.AllocationTimestamp; at != nil {
+		s.Time = at.Time
+	}
+	return s
 }
 
 // otherOwner returns the pod that has the interface of the claim, if this is not the pod that is
