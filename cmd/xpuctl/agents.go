@@ -342,7 +342,7 @@ func (o *releaseOptions) abandonFunction(c *cobra.Command, name, text string) er
 
 	if o.hook != "" || o.asItIs {
 		return errors.New(
-			"--hook and --as-it-is: are for a node's Function, not for that of an XPU",
+			"--hook and --as-it-is: are for a node's Function; name its node, not its XPU",
 		)
 	}
 

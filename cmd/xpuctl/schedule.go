@@ -109,7 +109,7 @@ Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`
 		"autoscaler would add, with the devices and the pods of DaemonSets of it")
 	f.StringVar(&o.kubernetes, "kubernetes", "", "version of the scheduler, "+
 		schedule.OldestKubernetes+" to "+schedule.NewestKubernetes+
-		"; that of the cluster, or "+schedule.NewestKubernetes+" with files alone, if empty")
+		"; if empty, the cluster's version, or "+schedule.NewestKubernetes+" with files alone")
 	addGatesFlag(f, &o.gates)
 	addOutputFlag(c, &o.output, scheduleForms...)
 	f.BoolVar(&o.apply, "apply", false, "bind the pods whose spec.schedulerName is "+

@@ -82,7 +82,8 @@ func (t *Test) checkInterfaces(ctx context.Context) ([]Check, error) {
 	return checks, nil
 }
 
-// lookInterval is the time between two looks at the API server. It is not watched, because two kinds of objects are read once in a while for some seconds.
+// lookInterval is the time between two looks at the API server. It is not watched, because two kinds
+// of objects are read for some seconds only.
 const lookInterval = 200 * time.Millisecond
 
 // statusPatience is how long agents may take to write into claims what pods were given, once the

@@ -27,13 +27,13 @@ const (
 	silencePatience = 3 * time.Second
 )
 
-// asked is a question to a pod, and what it is about.
+// asking is a question to a pod.
 type asking struct {
 	question wire.Question
 	to       *pod
 }
 
-// sizes of packets: small ones, and as large as the interface takes.
+// packetKind is a kind of packets: of a version of IP, and small or as large as the interface takes.
 type packetKind struct {
 	v6   bool
 	full bool

@@ -33,7 +33,7 @@ type Options struct {
 	// which they get them from the device plugin, with Multus. If both are empty, the cluster must
 	// offer only one of all.
 	Class, Resource string
-	// Image is the image of xpu-agent. If it is empty, the test takes that of the DaemonSet
+	// Image is the image of xpu-agent. If it is empty, the test takes the image of the DaemonSet
 	// xpu-agent in the namespace Agents.
 	Image, Agents string
 	// PullSecrets are Secrets of Namespace by which nodes pull the image, for a registry that wants

@@ -82,7 +82,7 @@ func ofOperator(kind string) source {
 	}
 }
 
-// withoutKind says what an object is that is none of Kubernetes.
+// withoutKind says what an object is that has neither kind nor apiVersion.
 func withoutKind(object map[string]any) source {
 	for field := range object {
 		if strings.EqualFold(field, "resourceList") { // as Go decodes it in the plugin

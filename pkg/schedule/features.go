@@ -166,7 +166,7 @@ func (f Features) Note() string {
 		return ""
 	}
 	return fmt.Sprintf("Kubernetes %s is newer than this program, which does not know what changed: "+
-		"the answer is that of the scheduler of %s", f.Unknown, f.Kubernetes)
+		"the answer is what the scheduler of %s gives", f.Unknown, f.Kubernetes)
 }
 
 // ListsNote returns a sentence for people if slices have attributes with several values, and nobody

@@ -77,7 +77,7 @@ func Run(t testing.TB, run func(context.Context) error) (stop func()) {
 }
 
 // SocketDir makes a directory that is removed when the test ends. Its name is short enough for
-// sockets in it, whose paths may have 107 bytes only (unix(7)); that of [testing.T.TempDir] is not.
+// sockets in it, whose paths may have 107 bytes only (unix(7)); [testing.T.TempDir] gives longer ones.
 func SocketDir(t testing.TB) string {
 	t.Helper()
 	return dir(t, "")

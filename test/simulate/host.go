@@ -114,8 +114,7 @@ func New(ctx context.Context, config Config) (_ *Host, err error) {
 		return nil, err
 	}
 	if (config.HostNS == "") != (config.XPUNS == "") {
-		return nil, errors.New("network namespaces: either both that of the host and that of the " +
-			"xPU, or none")
+		return nil, errors.New("HostNS and XPUNS: must both be set, or both be empty")
 	}
 	if config.Root, err = filepath.Abs(config.Root); err != nil {
 		return nil, fmt.Errorf("root: %w", err)

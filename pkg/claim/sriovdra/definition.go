@@ -238,7 +238,7 @@ func (d *definition) setAddresses(i *v1alpha1.InterfaceConfig) (notes []string) 
 			route.Via = p.gateway(to.Addr().Is4())
 		}
 		if err == nil && to.Bits() == 0 {
-			notes = append(notes, fmt.Sprintf("ipam.routes[%d]: a default route beside that of eth0 needs "+
+			notes = append(notes, fmt.Sprintf("ipam.routes[%d]: a default route beside the one of eth0 needs "+
 				"a metric", n))
 		}
 		i.Routes = append(i.Routes, route)

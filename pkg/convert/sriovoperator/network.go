@@ -71,7 +71,7 @@ type chain struct {
 const cniVersion = "1.0.0"
 
 // Network converts a SriovNetwork, as YAML or JSON, to a NetworkAttachmentDefinition of type
-// xpu-cni. The prefix is for its resource. mtu is that of the policy of the resource, or 0.
+// xpu-cni. The prefix is for its resource. mtu is what the policy of the resource sets, or 0.
 func Network(text []byte, prefix string, mtu int) (object map[string]any, notes []string, err error) {
 	var n network
 	if err := yaml.Unmarshal(text, &n); err != nil {

@@ -134,7 +134,7 @@ func (p policySpec) selector() (s v1alpha1.FunctionSelector, notes []string) {
 			"PF, which is named besides", nic.DeviceID))
 	case nic.DeviceID != "":
 		notes = append(notes, fmt.Sprintf("nicSelector.deviceID %s is left out: it is the id of the "+
-			"PF; write that of its VFs into selectors[0].devices", nic.DeviceID))
+			"PF; write the device ID of its VFs into selectors[0].devices", nic.DeviceID))
 	}
 
 	switch p.LinkType {

@@ -56,7 +56,7 @@ func (b Binder) Bind(ctx context.Context, d *schedule.Decision) (err error) {
 	case d.Node == "":
 		return fmt.Errorf("pod %s/%s: no node takes it", pod.Namespace, pod.Name)
 	case pod.Spec.SchedulerName != SchedulerName:
-		return fmt.Errorf("pod %s/%s: is that of scheduler %s; spec.schedulerName must be %s",
+		return fmt.Errorf("pod %s/%s: spec.schedulerName: is %q, must be %s",
 			pod.Namespace, pod.Name, pod.Spec.SchedulerName, SchedulerName)
 	}
 

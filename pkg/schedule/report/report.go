@@ -28,7 +28,7 @@ type Schedule struct {
 	// Kubernetes is the version whose scheduler is reproduced, for example 1.37.
 	Kubernetes string `json:"kubernetes"`
 	// UnknownKubernetes is the version that was asked for, for example v1.38.0, if it is newer than
-	// this program knows. Its scheduler may decide otherwise than that of Kubernetes.
+	// this program knows. Its scheduler may decide otherwise than the one that is reproduced.
 	UnknownKubernetes string `json:"unknownKubernetes,omitempty"`
 	// Pods in the order in which they were scheduled.
 	Pods []Pod `json:"pods"`
