@@ -103,8 +103,11 @@ func (f *clusterFlags) namespace() (string, error) {
 	return namespace, err
 }
 
-// errNoCluster is returned in place of client-go's default, http://localhost:8080, where no API server
-// has listened since Kubernetes 1.20. In a pod, client-go takes the pod's cluster.
+// defaultServer is what client-go asks, outside of pods, if no server is named. No API server has
+// listened there since Kubernetes 1.20.
+const defaultServer = "http://localhost:8080"
+
+// errNoCluster is returned in place of asking defaultServer.
 var errNoCluster = errors.New("no cluster is named: there is no kubeconfig; set KUBECONFIG, or name " +
 	"one by --kubeconfig or --server")
 
@@ -119,7 +122,7 @@ func (f *clusterFlags) restConfig() (*rest.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	if config.Host == clientcmd.ClusterDefaults.Server && !f.isConfigured() {
+	if config.Host == defaultServer && !f.isConfigured() {
 		return nil, errNoCluster
 	}
 
