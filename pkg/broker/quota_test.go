@@ -3,6 +3,7 @@
 package broker
 
 import (
+	"fmt"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -139,5 +140,25 @@ func TestReached(t *testing.T) {
 
 	if len(r.byTenant) > 0 {
 		t.Errorf("it remembers %v", r.byTenant)
+	}
+}
+
+// TestReachedByMany checks that the cost of one more object that waits, which is paid under a lock of
+// all tenants, does not depend on how many wait already.
+func TestReachedByMany(t *testing.T) {
+	r := newLimitTracker()
+	port := func(n int) objectOfKind {
+		return objectOfKind{"XPUPorts", request("a", "default", fmt.Sprint(n))}
+	}
+	for n := range 4096 {
+		r.set("a", port(n), limitPorts)
+	}
+
+	one := port(0)
+	if n := testing.AllocsPerRun(10, func() {
+		r.set("a", one, limitNone)
+		r.set("a", one, limitPorts)
+	}); n > 100 {
+		t.Errorf("%v allocations for one object, with 4096 waiting", n)
 	}
 }

@@ -3,6 +3,7 @@
 package broker
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -35,7 +36,14 @@ type limitTracker struct {
 	onChange func(tenant string) // called when the limits that a tenant has reached change
 
 	mu       sync.Mutex
-	byTenant map[string]map[objectOfKind]limit // by tenant
+	byTenant map[string]*waitingObjects
+}
+
+// waitingObjects are the objects of a tenant that wait. They are also counted, because all tenants
+// share a lock, and the cost under it must not grow with what one of them has waiting.
+type waitingObjects struct {
+	limits map[objectOfKind]limit
+	counts map[reachedLimit]int
 }
 
 // objectOfKind identifies an object of a tenant's cluster.
@@ -44,48 +52,84 @@ type objectOfKind struct {
 	req  mcreconcile.Request
 }
 
+// reachedLimit is a limit, and the kind of the objects that wait because of it.
+type reachedLimit struct {
+	limit limit
+	kind  string
+}
+
 func newLimitTracker() *limitTracker {
-	return &limitTracker{byTenant: map[string]map[objectOfKind]limit{}, onChange: func(string) {}}
+	return &limitTracker{byTenant: map[string]*waitingObjects{}, onChange: func(string) {}}
 }
 
 // set records the limit that an object waits for. limitNone means that it waits for none.
 func (r *limitTracker) set(tenant string, object objectOfKind, reason limit) {
-	r.mu.Lock()
-	if r.byTenant[tenant][object] == reason { // the usual case
-		r.mu.Unlock()
-		return
-	}
-
-	before := r.limits(tenant)
-	if reason == limitNone {
-		delete(r.byTenant[tenant], object)
-	} else {
-		if r.byTenant[tenant] == nil {
-			r.byTenant[tenant] = map[objectOfKind]limit{}
-		}
-		r.byTenant[tenant][object] = reason
-	}
-
-	if len(r.byTenant[tenant]) == 0 {
-		delete(r.byTenant, tenant)
-	}
-
-	news := !slices.Equal(before, r.limits(tenant))
-	r.mu.Unlock()
-
-	if news {
+	if r.record(tenant, object, reason) {
 		r.onChange(tenant)
 	}
 }
 
-// limits returns the limits that the tenant has reached, each followed by the kind of objects that
-// wait.
-func (r *limitTracker) limits(tenant string) []string {
-	all := map[string]bool{}
-	for object, by := range r.byTenant[tenant] {
-		all[string(by)+" "+object.kind] = true
+// record is set without the call of onChange. It reports whether the tenant has reached a limit, or
+// no longer reaches one.
+func (r *limitTracker) record(tenant string, object objectOfKind, reason limit) (news bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	waiting := r.byTenant[tenant]
+	if waiting == nil {
+		if reason == limitNone { // the usual case
+			return false
+		}
+		waiting = &waitingObjects{
+			limits: map[objectOfKind]limit{}, counts: map[reachedLimit]int{},
+		}
+		r.byTenant[tenant] = waiting
 	}
-	return slices.Sorted(maps.Keys(all))
+
+	news = waiting.set(object, reason)
+	if len(waiting.limits) == 0 {
+		delete(r.byTenant, tenant)
+	}
+
+	return news
+}
+
+// set records the limit that an object waits for, and reports whether it is the first one that
+// waits for this limit, or was the last one that waited for another.
+func (w *waitingObjects) set(object objectOfKind, reason limit) (news bool) {
+	before := w.limits[object]
+	if before == reason {
+		return false
+	}
+
+	if before != limitNone {
+		delete(w.limits, object)
+		was := reachedLimit{before, object.kind}
+		if w.counts[was]--; w.counts[was] == 0 {
+			delete(w.counts, was)
+			news = true
+		}
+	}
+
+	if reason != limitNone {
+		w.limits[object] = reason
+		is := reachedLimit{reason, object.kind}
+		w.counts[is]++
+		news = news || w.counts[is] == 1
+	}
+
+	return news
+}
+
+// reached returns the limits that the tenant has reached, sorted. It needs the lock.
+func (r *limitTracker) reached(tenant string) []reachedLimit {
+	waiting := r.byTenant[tenant]
+	if waiting == nil {
+		return nil
+	}
+	return slices.SortedFunc(maps.Keys(waiting.counts), func(a, b reachedLimit) int {
+		return cmp.Or(cmp.Compare(a.limit, b.limit), cmp.Compare(a.kind, b.kind))
+	})
 }
 
 // forget drops everything recorded about a tenant.
@@ -101,9 +145,8 @@ func (r *limitTracker) message(t *v1alpha1.XPUTenant, l Limits) string {
 	defer r.mu.Unlock()
 
 	var all []string
-	for _, text := range r.limits(t.Name) {
-		by, kind, _ := strings.Cut(text, " ")
-		switch limit(by) {
+	for _, reached := range r.reached(t.Name) {
+		switch reached.limit {
 		case limitPorts:
 			all = append(all,
 				fmt.Sprintf("it has %d XPUPorts, as many as it may have, and others wait; raise "+
@@ -128,8 +171,7 @@ func (r *limitTracker) message(t *v1alpha1.XPUTenant, l Limits) string {
 		case limitSize:
 			all = append(all,
 				fmt.Sprintf("some of its %s have more than %d bytes and are not carried over; "+
-					"delete them there", kind,
-					l.ObjectBytes))
+					"delete them there", reached.kind, l.ObjectBytes))
 		}
 	}
 
