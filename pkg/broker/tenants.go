@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -253,36 +254,44 @@ func (r *xpuTenants) remainingInTenant(
 		return "", err
 	}
 
-	waiting := map[string]func(client.Object) bool{
-		"XPUPorts": func(o client.Object) bool {
+	return remainingIn(ctx, tc.client, tenant.Name)
+}
+
+// remainingIn is remainingInTenant for the tenant's cluster. It names the first object of the first
+// kind, so that the text, which is written to the status, stays the same while nothing changes.
+func remainingIn(ctx context.Context, cluster client.Reader, tenant string) (string, error) {
+	for _, kind := range []struct {
+		name  string
+		list  client.ObjectList
+		waits func(client.Object) bool
+	}{
+		{"XPUPorts", &v1alpha1.XPUPortList{}, func(o client.Object) bool {
 			return controllerutil.ContainsFinalizer(o, v1alpha1.FinalizerPort)
-		},
-		"XPUNetworks": func(o client.Object) bool {
+		}},
+		{"XPUNetworks", &v1alpha1.XPUNetworkList{}, func(o client.Object) bool {
 			return controllerutil.ContainsFinalizer(o, v1alpha1.FinalizerNetwork)
-		},
-		"XPUs": func(o client.Object) bool {
-			return o.GetLabels()[v1alpha1.LabelTenant] == tenant.Name
-		},
-	}
-
-	for name, list := range map[string]client.ObjectList{
-		"XPUPorts": &v1alpha1.XPUPortList{}, "XPUNetworks": &v1alpha1.XPUNetworkList{},
-		"XPUs": &v1alpha1.XPUList{},
+		}},
+		{"XPUs", &v1alpha1.XPUList{}, func(o client.Object) bool {
+			return o.GetLabels()[v1alpha1.LabelTenant] == tenant
+		}},
 	} {
-		if err := tc.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-			return "", fmt.Errorf("list %s of the tenant's cluster: %w", name, err)
+		if err := cluster.List(ctx, kind.list, client.UnsafeDisableDeepCopy); err != nil {
+			return "", fmt.Errorf("list %s of the tenant's cluster: %w", kind.name, err)
 		}
-
-		items, err := objects(list)
+		items, err := objects(kind.list)
 		if err != nil {
 			return "", err
 		}
 
+		var names []string
 		for _, o := range items {
-			if waiting[name](o) {
-				return fmt.Sprintf("%s of its cluster are being let go, such as %s",
-					name, o.GetName()), nil
+			if kind.waits(o) {
+				names = append(names, o.GetName())
 			}
+		}
+		if len(names) > 0 {
+			return fmt.Sprintf("%s of its cluster are being let go, such as %s", kind.name,
+				slices.Min(names)), nil
 		}
 	}
 

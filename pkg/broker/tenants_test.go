@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package broker
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+)
+
+// shuffled lists objects in any order, as a cache does.
+type shuffled struct{ client.Reader }
+
+func (s shuffled) List(
+	ctx context.Context, list client.ObjectList, _ ...client.ListOption,
+) error {
+	if err := s.Reader.List(ctx, list); err != nil {
+		return err
+	}
+	items, err := meta.ExtractList(list)
+	if err != nil {
+		return err
+	}
+	rand.Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
+	return meta.SetList(list, items)
+}
+
+// TestRemainingStaysTheSame: the text goes into the status of a tenant that leaves, each second. It
+// is written only when something has changed.
+func TestRemainingStaysTheSame(t *testing.T) {
+	all := fake.NewClientBuilder().WithScheme(brokerScheme(t)).Build()
+	for n := range 8 {
+		port, network := &v1alpha1.XPUPort{}, &v1alpha1.XPUNetwork{}
+		port.Namespace, port.Name = "default", fmt.Sprint("port-", n)
+		network.Name = fmt.Sprint("network-", n)
+		port.Finalizers = []string{v1alpha1.FinalizerPort}
+		network.Finalizers = []string{v1alpha1.FinalizerNetwork}
+		must.Succeed(t, all.Create(t.Context(), port))
+		must.Succeed(t, all.Create(t.Context(), network))
+	}
+
+	want := "XPUPorts of its cluster are being let go, such as port-0"
+	for range 20 {
+		text, err := remainingIn(t.Context(), shuffled{all}, "a")
+		must.Succeed(t, err)
+		if text != want {
+			t.Fatalf("%q, want %q", text, want)
+		}
+	}
+}
