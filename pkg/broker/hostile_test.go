@@ -8,9 +8,11 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,6 +21,7 @@ import (
 
 	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -172,8 +175,9 @@ func newStandaloneMembers(t *testing.T, o Options) *standaloneMembers {
 	t.Cleanup(func() {
 		cancel()
 		m.mu.Lock()
-		defer m.mu.Unlock()
-		for _, known := range m.byTenant {
+		all := slices.Collect(maps.Values(m.byTenant))
+		m.mu.Unlock()
+		for _, known := range all {
 			<-known.stopped
 		}
 	})
@@ -205,6 +209,37 @@ func (m *standaloneMembers) waitFor(t testing.TB, tenant, reason string) memberS
 
 		if time.Now().After(end) {
 			t.Fatalf("tenant %s is %+v, want %s", tenant, state, reason)
+		}
+	}
+}
+
+// TestNoMetricsOfTenantThatLeft: a tenant leaves while its API server does not answer. The call that
+// ends then brings no series of the tenant back.
+func TestNoMetricsOfTenantThatLeft(t *testing.T) {
+	m := newStandaloneMembers(t, Options{})
+	asked := make(chan struct{}, 1)
+	h := newHostile(t, func(_ http.ResponseWriter, r *http.Request) bool {
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+		<-r.Context().Done()
+		return true
+	})
+
+	m.joinServer(t, "a", h)
+	<-asked
+	m.mu.Lock()
+	known := m.byTenant["a"]
+	m.mu.Unlock()
+	m.leave("a")
+	<-known.stopped
+
+	for name, metric := range map[string]prometheus.Collector{
+		"renewal": m.metrics.renewal, "connected": m.metrics.connected,
+	} {
+		if n := testutil.CollectAndCount(metric); n != 0 {
+			t.Errorf("%s has %d series", name, n)
 		}
 	}
 }

@@ -96,7 +96,8 @@ func NewMembers() *Members {
 func (m *Members) setup(mgr mcmanager.Manager, o Options) error {
 	infra := mgr.GetLocalManager()
 	m.metrics = newMetrics(o.Registerer)
-	m.Options, m.infra, m.scheme, m.log = o, infra.GetClient(), infra.GetScheme(), infra.GetLogger().WithName("members")
+	m.Options, m.infra, m.scheme = o, infra.GetClient(), infra.GetScheme()
+	m.log = infra.GetLogger().WithName("members")
 	ofSecret := func(ctx context.Context, secret client.Object) []reconcile.Request {
 		return m.requests(ctx, client.MatchingFields{tenantsBySecret: secret.GetName()})
 	}
@@ -242,10 +243,9 @@ func (m *Members) join(tenant string, creds credentials, problem string) {
 // leave ends the membership of the tenant's cluster.
 func (m *Members) leave(tenant string) {
 	m.mu.Lock()
-	known := m.byTenant[tenant]
-	delete(m.byTenant, tenant)
-	m.mu.Unlock()
-	if known != nil {
+	defer m.mu.Unlock()
+	if known := m.byTenant[tenant]; known != nil {
+		delete(m.byTenant, tenant)
 		known.stop()
 		m.metrics.forget(tenant)
 	}
@@ -264,20 +264,39 @@ func (m *Members) state(tenant string) memberState {
 // setState records what is known about a cluster.
 func (m *Members) setState(tenant string, known *member, state memberState) {
 	state.message = cut(state.message)
-	m.mu.Lock()
-	isNew := known.state != state
-	known.state = state
-	m.mu.Unlock()
-
-	if isNew {
-		connected := 0.0
-		if state.reason == v1alpha1.ReasonConnected {
-			connected = 1
-		}
-		m.metrics.connected.WithLabelValues(tenant).Set(connected)
+	if m.recordState(tenant, known, state) {
 		m.log.Info("What is known of a tenant's cluster has changed", "tenant", tenant, "reason",
 			state.reason, "message", state.message)
 		m.onChange(tenant)
+	}
+}
+
+// recordState is setState without its report. isNew is false for a member that has left or that was
+// replaced, because the state and the metrics of its tenant are another's.
+func (m *Members) recordState(tenant string, known *member, state memberState) (isNew bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.byTenant[tenant] != known || known.state == state {
+		return false
+	}
+
+	known.state = state
+	connected := 0.0
+	if state.reason == v1alpha1.ReasonConnected {
+		connected = 1
+	}
+	m.metrics.connected.WithLabelValues(tenant).Set(connected)
+
+	return true
+}
+
+// observeRenewal counts a renewal of the Lease, unless the member has left or was replaced: see
+// recordState.
+func (m *Members) observeRenewal(tenant string, known *member, took time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.byTenant[tenant] == known {
+		m.metrics.renewal.WithLabelValues(tenant).Observe(took.Seconds())
 	}
 }
 
@@ -315,7 +334,7 @@ func (m *Members) run(ctx context.Context, tenant string, known *member, creds c
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := lease.renew(ctx)
-		m.metrics.renewal.WithLabelValues(tenant).Observe(time.Since(began).Seconds())
+		m.observeRenewal(tenant, known, time.Since(began))
 
 		if err == nil && leave == nil {
 			limiter = newCacheLimiter(traffic)
