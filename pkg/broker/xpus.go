@@ -175,8 +175,7 @@ func (r *xpus) copyToTenant(
 	} {
 		if condition := meta.FindStatusCondition(xpu.Status.Conditions, kind); condition != nil {
 			copied := *condition
-			copied.Message = unscopedText(tc.Name,
-				strings.ReplaceAll(copied.Message, xpu.Spec.Endpoint, "its endpoint"))
+			copied.Message = unscopedText(tc.Name, withoutEndpoint(copied.Message, xpu))
 			copied.ObservedGeneration = current.Generation
 			status.Conditions = append(status.Conditions, copied)
 		}
@@ -188,4 +187,12 @@ func (r *xpus) copyToTenant(
 
 	return applyStatus(ctx, tc.client,
 		&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: xpu.Name}, Status: status})
+}
+
+// withoutEndpoint replaces the endpoint of an XPU in a text that a tenant reads.
+func withoutEndpoint(text string, xpu *v1alpha1.XPU) string {
+	if xpu.Spec.Endpoint == "" { // the empty text is between any two characters
+		return text
+	}
+	return strings.ReplaceAll(text, xpu.Spec.Endpoint, "its endpoint")
 }

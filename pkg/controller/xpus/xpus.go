@@ -294,7 +294,7 @@ func checkAgentOf(xpu, other *v1alpha1.XPU) error {
 
 	return reconciling.Refuse(v1alpha1.ReasonConflict,
 		"XPU %s has the OPI agent at %s already; delete one of them, "+
-			"or correct spec.endpoint", other.Name, other.Spec.Endpoint)
+			"or correct spec.endpoint", other.Name, xpu.Spec.Endpoint)
 }
 
 // connect opens a session with the XPU's configuration.
