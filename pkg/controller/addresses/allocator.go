@@ -361,6 +361,12 @@ func (l *Allocator) gone(port *v1alpha1.XPUPort) {
 			book.add(next.port)
 		}
 	}
+	// Ports may name any networks, which need not exist.
+	for _, network := range port.Spec.AllNetworks() {
+		if l.book(network).isEmpty() {
+			delete(l.books, network)
+		}
+	}
 }
 
 // Busy is the refusal of a claim or Port whose Function belongs to the holder.

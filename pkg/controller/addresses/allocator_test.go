@@ -3,11 +3,13 @@
 package addresses
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
@@ -44,4 +46,20 @@ func TestNamesAreUsedAgain(t *testing.T) {
 	ports.Set(named("second"))
 	want("second", "10.1.0.2/29")
 	want("first")
+}
+
+// TestBooksAreForgotten: Ports name networks, which need not exist. Nothing is kept of a network
+// without Ports.
+func TestBooksAreForgotten(t *testing.T) {
+	ports := model.NewPorts()
+	l := NewAllocator(ports)
+	for n := range 100 {
+		port := claimed(1, 0)
+		port.Spec.Network = fmt.Sprint("network-", n)
+		ports.Set(port)
+		ports.Remove(client.ObjectKeyFromObject(port))
+	}
+	if n := len(l.books); n > 0 {
+		t.Errorf("%d networks are kept", n)
+	}
 }

@@ -57,6 +57,11 @@ func newBook(network string) *book {
 	}
 }
 
+// isEmpty reports whether no Port owns anything in the book's network, or waits to.
+func (b *book) isEmpty() bool {
+	return len(b.addresses)+len(b.macs)+len(b.assigned)+len(b.bonds)+len(b.successors) == 0
+}
+
 // add records what a Port owns. Addresses that another Port owns stay with the other Port, unless
 // the other one is a standby for this Port.
 func (b *book) add(port *v1alpha1.XPUPort) {
@@ -304,7 +309,7 @@ func (b *book) keep(key types.NamespacedName, port *v1alpha1.XPUPort) error {
 func (b *book) lowest(subnet netip.Prefix, reserved netaddr.Set) netip.Addr {
 	free := b.subnets[subnet]
 	if free == nil {
-		free = &freeList{next: subnet.Addr().Next()}
+		free = &freeList{next: subnet.Addr().Next(), has: map[netip.Addr]bool{}}
 		b.subnets[subnet] = free
 	}
 
@@ -337,11 +342,12 @@ func (b *book) lowest(subnet netip.Prefix, reserved netaddr.Set) netip.Addr {
 // for those in below.
 type freeList struct {
 	next  netip.Addr
-	below []netip.Addr // a heap; an address may have been taken since it was added
+	below []netip.Addr        // a heap; an address may have been taken since it was added
+	has   map[netip.Addr]bool // what is in below, so that nothing is twice
 }
 
 func (f *freeList) add(ip netip.Addr) {
-	if ip.Less(f.next) {
+	if ip.Less(f.next) && !f.has[ip] {
 		heap.Push(f, ip)
 	}
 }
@@ -349,11 +355,16 @@ func (f *freeList) add(ip netip.Addr) {
 func (f *freeList) Len() int           { return len(f.below) }
 func (f *freeList) Less(i, j int) bool { return f.below[i].Less(f.below[j]) }
 func (f *freeList) Swap(i, j int)      { f.below[i], f.below[j] = f.below[j], f.below[i] }
-func (f *freeList) Push(ip any)        { f.below = append(f.below, ip.(netip.Addr)) }
+
+func (f *freeList) Push(x any) {
+	ip := x.(netip.Addr)
+	f.below, f.has[ip] = append(f.below, ip), true
+}
 
 func (f *freeList) Pop() any {
 	last := f.below[len(f.below)-1]
 	f.below = f.below[:len(f.below)-1]
+	delete(f.has, last)
 	return last
 }
 

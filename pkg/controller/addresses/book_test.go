@@ -159,6 +159,44 @@ func TestAddressBook(t *testing.T) {
 	}
 }
 
+// TestFreeListIsBounded: a pod that is made anew again and again, with an address that it asks for or
+// that is free, does not make the list of free addresses longer.
+func TestFreeListIsBounded(t *testing.T) {
+	rules, err := rulesOf(&v1alpha1.XPUNetwork{Spec: v1alpha1.XPUNetworkSpec{
+		Subnets: []string{"10.1.0.0/26"},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	book := newBook("lab")
+	port := func(name string, wanted ...netip.Prefix) *v1alpha1.XPUPort {
+		p := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		addresses, err := book.choose(p, rules, wanted)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Spec.Addresses = texts(addresses)
+		book.add(p)
+		return p
+	}
+
+	again := port("again")
+	port("stays")
+	port("too") // the addresses of the others are below the next one
+	for range 100 {
+		book.remove(again)
+		again = port("again")
+		book.remove(again)
+		again = port("again", prefixes("10.1.0.2/26")...)
+	}
+	for _, free := range book.subnets {
+		if n := len(free.below); n > 1 {
+			t.Errorf("one address is %d times in the list", n)
+		}
+	}
+}
+
 func TestChooseAddresses(t *testing.T) {
 	taken := func(ips ...string) map[netip.Addr]client.ObjectKey {
 		m := map[netip.Addr]client.ObjectKey{}
