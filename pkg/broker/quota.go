@@ -37,7 +37,9 @@ type allowance struct {
 }
 
 // exceeded returns the limit that keeps a copy with this cost from being added to the others,
-// or [limitNone] if the copy fits. count is the limit of the number of copies.
+// or [limitNone] if the copy fits. A copy that is guaranteed nothing fits although the others are
+// guaranteed too much, because the limit may have been lowered. count is the limit of the number of
+// copies.
 func (a allowance) exceeded(others, cost v1alpha1.PortSum, count limit) limit {
 	sum := others.Plus(cost)
 	switch {
@@ -45,7 +47,7 @@ func (a allowance) exceeded(others, cost v1alpha1.PortSum, count limit) limit {
 		return count
 	case a.maximum != nil && (sum.Unlimited > 0 || sum.Maximum > *a.maximum):
 		return limitBandwidth
-	case a.guaranteed != nil && sum.Guaranteed > *a.guaranteed:
+	case a.guaranteed != nil && cost.Guaranteed > 0 && sum.Guaranteed > *a.guaranteed:
 		return limitGuaranteed
 	}
 	return limitNone

@@ -82,6 +82,11 @@ func TestQuotaOfBandwidth(t *testing.T) {
 	take("c", rate(0, 0), limitBandwidth)
 	take("b", rate(200, 400), limitNone)
 	take("d", rate(0, 1), limitBandwidth)
+	lowered := most
+	lowered.guaranteed, lowered.maximum = new(int64(50)), nil
+	if by := lowered.exceeded(q.used("a"), rate(0, 1), limitPorts); by != limitNone {
+		t.Errorf("nothing is guaranteed, and the others have too much: limit %q", by)
+	}
 	if woken := q.release("a", "a"); len(woken) == 0 {
 		t.Error("nobody is woken")
 	}

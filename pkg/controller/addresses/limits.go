@@ -3,8 +3,10 @@
 package addresses
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -34,8 +36,9 @@ type Limit struct {
 	Most  resource.Quantity
 }
 
-// LimitsOf returns the limits of a namespace. A ResourceQuota with scopes is for some pods only, and
-// a Port does not tell for which, so that it does not count.
+// LimitsOf returns the limits of a namespace, sorted by the quotas' names, so that the refusal of a
+// Port that waits stays the same. A ResourceQuota with scopes is for some pods only, and a Port does not
+// tell for which, so that it does not count.
 func LimitsOf(ctx context.Context, c client.Reader, namespace string) ([]Limit, error) {
 	if namespace == "" {
 		return nil, nil
@@ -56,6 +59,8 @@ func LimitsOf(ctx context.Context, c client.Reader, namespace string) ([]Limit, 
 			}
 		}
 	}
+
+	slices.SortStableFunc(limits, func(a, b Limit) int { return cmp.Compare(a.Quota, b.Quota) })
 	return limits, nil
 }
 
@@ -120,7 +125,7 @@ func (l Limit) check(used, cost v1alpha1.PortSum) error {
 	switch {
 	case l.Name == HardPorts && l.Most.CmpInt64(int64(sum.Ports)) < 0:
 		return refuse("pods of the namespace have %d XPUPorts", used.Ports)
-	case l.Name == HardGuaranteed && exceeds(sum.Guaranteed):
+	case l.Name == HardGuaranteed && cost.Guaranteed > 0 && exceeds(sum.Guaranteed):
 		return refuse("%d Mbit/s are guaranteed already, and %d are asked for", used.Guaranteed,
 			cost.Guaranteed)
 	case l.Name == HardBandwidth && cost.Unlimited > 0:

@@ -3,9 +3,11 @@
 package addresses
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -107,6 +109,9 @@ func TestLimits(t *testing.T) {
 		"no rate guarantees nothing": {
 			[]*v1alpha1.XPUPort{claimed(1, 0)}, nil, claimed(2, 0), limitsOf("", "", "0"), "",
 		},
+		"no rate, while others are guaranteed too much": {
+			[]*v1alpha1.XPUPort{claimed(1, 600)}, nil, claimed(2, 0), limitsOf("", "", "200M"), "",
+		},
 		"rates beyond an int64 of bit/s": {
 			[]*v1alpha1.XPUPort{claimed(1, math.MaxInt32)}, nil, claimed(2, math.MaxInt32),
 			limitsOf("", "4294967294M", ""), "",
@@ -132,6 +137,43 @@ func TestLimits(t *testing.T) {
 				t.Errorf("%v, want %q", err, test.want)
 			}
 		})
+	}
+}
+
+// backwards lists ResourceQuotas in the reverse of the order of their names, as a cache may.
+type backwards struct{ client.Reader }
+
+func (backwards) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
+	quotas := list.(*corev1.ResourceQuotaList)
+	for _, name := range []string{"b", "a"} {
+		quotas.Items = append(quotas.Items, corev1.ResourceQuota{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{
+				HardPorts: resource.MustParse("0"), HardGuaranteed: resource.MustParse("0"),
+			}},
+		})
+	}
+	return nil
+}
+
+// TestLimitsAreSorted: of two quotas, the same one refuses a Port each time that it is tried, so that
+// its condition is not written each time.
+func TestLimitsAreSorted(t *testing.T) {
+	limits, err := LimitsOf(t.Context(), backwards{}, "ns")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, limit := range limits {
+		got = append(got, limit.Quota+" "+string(limit.Name))
+	}
+
+	want := []string{
+		"a " + string(HardPorts), "a " + string(HardGuaranteed), "b " + string(HardPorts),
+		"b " + string(HardGuaranteed),
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 
