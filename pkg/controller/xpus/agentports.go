@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -62,8 +63,13 @@ func (a AgentPorts) ClaimedElsewhere(ctx context.Context, xpu string, port opi.P
 		}
 
 		var its v1alpha1.XPU
-		if err := a.Client.Get(ctx, client.ObjectKey{Name: other.Spec.XPU}, &its); err != nil {
+		err := a.Client.Get(ctx, client.ObjectKey{Name: other.Spec.XPU}, &its)
+		if apierrors.IsNotFound(err) {
 			continue // it is gone, and nothing of it is served
+		}
+		if err != nil {
+			elsewhere = "an XPU that cannot be read: " + err.Error()
+			continue
 		}
 
 		want, err := a.Of(other, &its)
