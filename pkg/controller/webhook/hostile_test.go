@@ -5,6 +5,7 @@ package webhook
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/tls"
 	"fmt"
 	"net/http"
@@ -128,5 +129,26 @@ func TestSlowClients(t *testing.T) {
 	answer.Body.Close()
 	if answer.StatusCode != http.StatusOK {
 		t.Errorf("answer %s", answer.Status)
+	}
+}
+
+// TestTurnAfterPanic checks that a review that panics gives its turn back.
+func TestTurnAfterPanic(t *testing.T) {
+	s := New(Options{Registerer: prometheus.NewRegistry(), Log: testr.New(t)})
+	s.reviewer = nil // panics
+	panics := func() (panicked bool) {
+		defer func() { panicked = recover() != nil }()
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		request := httptest.NewRequestWithContext(ctx, http.MethodPost, Path,
+			bytes.NewReader(review(t)))
+		s.answer(httptest.NewRecorder(), request)
+		return false
+	}
+
+	for n := range maxReviews + 1 {
+		if !panics() {
+			t.Fatalf("review %d had no turn", n+1)
+		}
 	}
 }

@@ -110,27 +110,32 @@ func (s *Server) serve(ctx context.Context, listener net.Listener) error {
 }
 
 // answer answers a review. A review has its turn after its body was read and until its answer is
-// written, so that slow clients take no turns.
+// known, so that slow clients take no turns.
 func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
 	body, err := read(w, r)
 	if err != nil {
 		return
 	}
 
-	select {
-	case s.turns <- struct{}{}:
-	case <-r.Context().Done():
-		return
-	}
-	answer, err := s.review(r.Context(), body)
-	<-s.turns
-
+	answer, err := s.reviewInTurn(r.Context(), body)
 	if err != nil {
 		http.Error(w, short(err.Error()), http.StatusBadRequest)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(answer)
+}
+
+// reviewInTurn is review once there is a turn. It gives the turn back also when the review panics,
+// which the HTTP server survives.
+func (s *Server) reviewInTurn(ctx context.Context, body []byte) ([]byte, error) {
+	select {
+	case s.turns <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	defer func() { <-s.turns }()
+	return s.review(ctx, body)
 }
 
 // review returns the answer to the review in a body.
