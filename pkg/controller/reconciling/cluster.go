@@ -31,8 +31,10 @@ type Cluster struct {
 }
 
 // Guarded wraps a reconciler, so that it does nothing once another leader was elected, and tries
-// again soon after a write conflict, which only means that the cache was out of date.
+// again after a write conflict, which only means that the cache was out of date. The pauses grow from
+// FirstRetry to LastRetry, because a cache can be out of date for long when the API server is busy.
 func (c Cluster) Guarded(inner reconcile.Reconciler) reconcile.Reconciler {
+	conflicts := RetryLimiter[reconcile.Request]()
 	return reconcile.Func(func(
 		ctx context.Context, request reconcile.Request,
 	) (reconcile.Result, error) {
@@ -41,8 +43,10 @@ func (c Cluster) Guarded(inner reconcile.Reconciler) reconcile.Reconciler {
 		}
 		result, err := inner.Reconcile(ctx, request)
 		if apierrors.IsConflict(err) {
-			return reconcile.Result{RequeueAfter: FirstRetry}, nil
+			return reconcile.Result{RequeueAfter: conflicts.When(request)}, nil
 		}
+
+		conflicts.Forget(request)
 		return result, err
 	})
 }
