@@ -16,12 +16,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// portChanged also enqueues the other Ports of a bond, because each may send from the link-local
-// addresses of all.
+// portChanged forgets since when a Port that is gone was known. It also enqueues the other Ports of a
+// bond, because each may send from the link-local addresses of all.
 func (r *reconciler) portChanged(
 	ctx context.Context, change model.Change, queue model.Queue[reconcile.Request],
 ) {
 	r.siblings.portChanged(ctx, change, queue)
+	if change.Gone() { // a Port that was never admitted has no finalizer, and is gone at once
+		r.seen.Reset(change.Port().UID)
+	}
 
 	bond := model.BondKey(change.Port())
 	if bond == "" || !change.Made() && !change.Gone() && !change.SpecChanged() {

@@ -9,7 +9,10 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
@@ -65,4 +68,20 @@ func TestNumberOfPorts(t *testing.T) {
 		port.Status.BridgePort = "up"
 		must.Succeed(t, r.checkNumber(t.Context(), port))
 	}
+}
+
+// TestGoneIsForgotten: nothing is kept of a Port that is gone before it was admitted.
+func TestGoneIsForgotten(t *testing.T) {
+	ports := model.NewPorts()
+	r := &reconciler{Options: Options{Ports: ports}, siblings: siblings{ports: ports}}
+	port := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "uid"}}
+	queue := workqueue.NewTypedRateLimitingQueue(reconciling.RetryLimiter[reconcile.Request]())
+	defer queue.ShutDown()
+
+	r.seen.Elapsed(port.UID)
+	r.portChanged(t.Context(), model.Change{Old: port}, queue)
+	r.seen.Retain(func(uid types.UID) bool {
+		t.Errorf("%s is kept", uid)
+		return true
+	})
 }
