@@ -8,10 +8,10 @@ package nodes
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -71,7 +71,7 @@ func TrimPod(o any) (any, error) {
 
 // Setup adds the reconciler of XPUNodes to the manager.
 func Setup(mgr ctrl.Manager, cluster reconciling.Cluster, o Options) error {
-	r := &reconciler{Cluster: cluster, Options: o, missed: map[types.UID]time.Time{}}
+	r := &reconciler{Cluster: cluster, Options: o}
 	ofPod := func(_ context.Context, o client.Object) []reconcile.Request {
 		node := o.(*corev1.Pod).Spec.NodeName
 		if node == "" {
@@ -83,7 +83,7 @@ func Setup(mgr ctrl.Manager, cluster reconciling.Cluster, o Options) error {
 	return reconciling.NewController(mgr, "xpunode", 1).
 		For(&v1alpha1.XPUNode{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(ofPod)).
-		Complete(r.Guarded(reconcile.AsReconciler(cluster.Client, r)))
+		Complete(r.Guarded(r))
 }
 
 // reconciler sets the condition AgentReady of XPUNodes.
@@ -91,16 +91,26 @@ type reconciler struct {
 	reconciling.Cluster
 	Options
 
-	mu sync.Mutex
-	// missed is when this process first saw a node without a ready agent.
-	missed map[types.UID]time.Time
+	missed reconciling.Durations[string] // by node: it has no ready agent
 }
 
-// Reconcile writes the condition. It says nothing about an agent that does not run in a pod of the
+// Reconcile writes the condition of an XPUNode that exists.
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var node v1alpha1.XPUNode
+	err := r.Client.Get(ctx, req.NamespacedName, &node)
+	if apierrors.IsNotFound(err) {
+		r.missed.Reset(req.Name)
+		return ctrl.Result{}, nil
+	}
+	if err != nil {
+		return ctrl.Result{}, fmt.Errorf("XPUNode %s: %w", req.Name, err)
+	}
+	return r.report(ctx, &node)
+}
+
+// report writes the condition. It says nothing about an agent that does not run in a pod of the
 // namespace, or that does not say so, as older agents do not.
-func (r *reconciler) Reconcile(
-	ctx context.Context, node *v1alpha1.XPUNode,
-) (ctrl.Result, error) {
+func (r *reconciler) report(ctx context.Context, node *v1alpha1.XPUNode) (ctrl.Result, error) {
 	if node.Status.Agent == nil || node.Status.Agent.Namespace != r.Namespace {
 		before := node.DeepCopy()
 		if meta.RemoveStatusCondition(&node.Status.Conditions, v1alpha1.ConditionAgentReady) {
@@ -114,7 +124,7 @@ func (r *reconciler) Reconcile(
 		return ctrl.Result{}, err
 	}
 
-	left := r.left(node.UID, runs)
+	left := r.left(node.Name, runs)
 	if left > 0 {
 		return ctrl.Result{RequeueAfter: left}, nil
 	}
@@ -155,20 +165,12 @@ func (r *reconciler) agentRuns(ctx context.Context, node string) (bool, error) {
 }
 
 // left returns how long the agent has before it counts as away, and 0 if it runs.
-func (r *reconciler) left(node types.UID, runs bool) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (r *reconciler) left(node string, runs bool) time.Duration {
 	if runs {
-		delete(r.missed, node)
+		r.missed.Reset(node)
 		return 0
 	}
-
-	since := r.missed[node]
-	if since.IsZero() {
-		since = time.Now()
-		r.missed[node] = since
-	}
-	return max(r.Grace-time.Since(since), 0)
+	return max(r.Grace-r.missed.Elapsed(node), 0)
 }
 
 // write writes the condition beside the others, which the agent writes.
