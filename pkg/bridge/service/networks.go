@@ -243,7 +243,16 @@ func (c networkController) apply(id string, _ *evpn.LogicalBridgeSpec, changed b
 	return cmp.Or(err, c.checkMTU(id))
 }
 
-func (c networkController) remove(id string) error { return c.plane.RemoveNetwork(id) }
+func (c networkController) remove(id string) error {
+	if err := c.plane.RemoveNetwork(id); err != nil {
+		return err
+	}
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.maxMTUs, id)
+	return nil
+}
 
 func (c networkController) effectiveFailure(n *network) error { return n.failure }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -202,6 +203,19 @@ func TestTrunkOptions(t *testing.T) {
 		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), p1) {
 			t.Errorf("%s: %v", what, err)
 		}
+	}
+}
+
+// TestMTUIsForgotten checks that nothing is kept of a network that is deleted.
+func TestMTUIsForgotten(t *testing.T) {
+	a, _ := newTestAgent(t)
+	for _, name := range []string{blue, red} {
+		_, err := networkServer{Agent: a}.DeleteLogicalBridge(t.Context(),
+			&evpn.DeleteLogicalBridgeRequest{Name: name})
+		must.Succeed(t, err)
+	}
+	if len(a.maxMTUs) > 0 {
+		t.Errorf("it remembers %v", a.maxMTUs)
 	}
 }
 
