@@ -61,9 +61,18 @@ const (
 	CountersFail   Reason = "COUNTERS_FAIL"
 )
 
-// New returns a gRPC status with a reason.
+// maxText is how many bytes of a text are answered and logged. Texts repeat what clients sent. An
+// answer has its text in two headers, in one of them with 3 bytes for some bytes, and gRPC's C core
+// takes 8 KiB of headers by default (GRPC_ARG_MAX_METADATA_SIZE).
+const maxText = 1 << 10
+
+// New returns a gRPC status with a reason. It shortens a long text.
 func New(code codes.Code, reason Reason, format string, args ...any) error {
-	return withReason(status.Newf(code, format, args...), reason)
+	text := fmt.Sprintf(format, args...)
+	if len(text) > maxText {
+		text = strings.ToValidUTF8(text[:maxText], "") + "..."
+	}
+	return withReason(status.New(code, text), reason)
 }
 
 // Complete returns the error with a reason: its own, or else the name of its code, such as

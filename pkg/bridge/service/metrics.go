@@ -4,6 +4,7 @@ package service
 
 import (
 	"context"
+	"fmt"
 	"path"
 	"strings"
 	"time"
@@ -158,7 +159,7 @@ func (a *Agent) observe(
 	reply, err := handle(ctx, req)
 	took, rpc, code := time.Since(begin), path.Base(info.FullMethod), status.Code(err)
 	a.calls.WithLabelValues(rpc, code.String()).Observe(took.Seconds())
-	call := a.log.WithValues("rpc", rpc, "object", objectOf(req),
+	call := a.log.WithValues("rpc", rpc, "object", fmt.Sprintf("%.100s", objectOf(req)),
 		"client", access.FromContext(ctx).Subject, "code", code.String(),
 		"took", took.Round(time.Microsecond).String())
 	if p, ok := peer.FromContext(ctx); ok {
