@@ -186,7 +186,7 @@ func (o *options) addTenantFlags(f *pflag.FlagSet) {
 			"are taken from it")
 }
 
-// roleBroker is that of package broker; the others are of package controller.
+// roleBroker is the role of package broker. Package controller has the others.
 const roleBroker = "broker"
 
 func (o *options) validate() error {
@@ -195,7 +195,7 @@ func (o *options) validate() error {
 		roleBroker,
 	}
 	if !slices.Contains(roles, o.role) {
-		return fmt.Errorf("--role: %q is none of %s", o.role, strings.Join(roles, ", "))
+		return fmt.Errorf("--role: %q must be one of %s", o.role, strings.Join(roles, ", "))
 	}
 	if o.controller.Namespace == "" {
 		return errors.New("--namespace: set it, or $POD_NAMESPACE")

@@ -213,8 +213,8 @@ func (m *standaloneMembers) waitFor(t testing.TB, tenant, reason string) memberS
 	}
 }
 
-// TestNoMetricsOfTenantThatLeft: a tenant leaves while its API server does not answer. The call that
-// ends then brings no series of the tenant back.
+// TestNoMetricsOfTenantThatLeft: a tenant leaves while its API server does not answer. The call
+// that ends then brings no series of the tenant back.
 func TestNoMetricsOfTenantThatLeft(t *testing.T) {
 	m := newStandaloneMembers(t, Options{})
 	asked := make(chan struct{}, 1)

@@ -8,8 +8,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// TestWithoutEndpoint checks that a tenant does not read the endpoint of an OPI agent, and reads the
-// text of an XPU that has none as it is.
+// TestWithoutEndpoint checks that a tenant does not read the endpoint of an OPI agent, and reads
+// the text of an XPU that has none as it is.
 func TestWithoutEndpoint(t *testing.T) {
 	for endpoint, want := range map[string]string{
 		"xpu-1:50151": "the OPI agent at its endpoint answers",

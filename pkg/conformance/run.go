@@ -337,8 +337,8 @@ func isLost(err error) bool {
 	return c == codes.Unavailable || c == codes.DeadlineExceeded || c == codes.Canceled
 }
 
-// clean deletes what the run made, the last first and what needs others before them. What cannot be deleted is tried again at the end
-// of the run.
+// clean deletes what the run made, the last first and what needs others before them. What cannot be
+// deleted is tried again at the end of the run.
 func (r *Runner) clean(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, cleanUpLimit)
 	defer cancel()

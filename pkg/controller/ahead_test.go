@@ -73,7 +73,7 @@ func TestClaimTakesPortMadeAhead(t *testing.T) {
 	})
 
 	c.claimReason(thief, v1alpha1.ConditionProvisioned, v1alpha1.ReasonConflict,
-		"is that of XPUPort default/"+port.Name)
+		"belongs to XPUPort default/"+port.Name)
 	c.delete(thief) // it would take the address in the moment that nobody has it
 
 	// Whoever deletes it cuts nobody off: the next one is the same.
@@ -230,7 +230,7 @@ func TestPortMadeAheadForNobody(t *testing.T) {
 	thief := c.aheadPort(vf(1), "blue")
 	thief.Spec.MAC = port.Spec.MAC
 	c.create(thief)
-	c.portReason(thief, v1alpha1.ReasonForbidden, "is not that of Function "+vf(1).String())
+	c.portReason(thief, v1alpha1.ReasonForbidden, "does not belong to Function "+vf(1).String())
 
 	// The pool may be known later than the Port.
 	agent.Kill()

@@ -471,7 +471,7 @@ func TestProblems(t *testing.T) {
 			name: "network in conflict", config: `{"network":"junior"}`,
 			before:  func(c *cluster) { c.network("a-senior", 100); c.network("junior", 100) },
 			reason:  v1alpha1.ReasonNetworkNotReady,
-			message: "VLAN 100 is that of XPUNetwork a-senior",
+			message: "VLAN 100 belongs to XPUNetwork a-senior",
 			cure: func(c *cluster) {
 				c.delete(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "a-senior"}})
 			},
@@ -507,7 +507,7 @@ func TestProblems(t *testing.T) {
 				c.pool("fast", "junior")
 			},
 			reason:  v1alpha1.ReasonNetworkNotReady,
-			message: "VLAN 100 is that of XPUNetwork a-senior",
+			message: "VLAN 100 belongs to XPUNetwork a-senior",
 			cure: func(c *cluster) {
 				c.delete(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "a-senior"}})
 			},
@@ -563,7 +563,7 @@ func TestProblems(t *testing.T) {
 				}), vf(7))
 			},
 			reason:  v1alpha1.ReasonConflict,
-			message: "MAC address 02:00:00:00:00:07 is that of XPUPort",
+			message: "MAC address 02:00:00:00:00:07 belongs to XPUPort",
 		},
 	}
 	for _, test := range tests {

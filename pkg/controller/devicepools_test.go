@@ -70,7 +70,7 @@ func TestDevicePools(t *testing.T) {
 	}
 
 	type nodes = map[string]v1alpha1.XPUNodePool
-	reason(v1alpha1.ReasonNoFunctions, "no agent has told of a PF", 0, 0, 0)
+	reason(v1alpha1.ReasonNoFunctions, "no agent has reported a PF", 0, 0, 0)
 	c.reports("fast", nodes{"n1": healthy(8), "n2": healthy(4), "n3": {}})
 	reason(v1alpha1.ReasonPublished, "12 Functions on 2 nodes", 12, 12, 2)
 	c.reports("fast",

@@ -155,7 +155,7 @@ func TestAddressGivenTwice(t *testing.T) {
 			ready := v1alpha1.ReadyOf(told.Status.Conditions)
 			if ready.Reason == v1alpha1.ReasonConflict &&
 				strings.Contains(ready.Message, "address "+first.Spec.Addresses[0]+
-					" is that of XPUPort "+c.namespace+"/"+other.Name) {
+					" belongs to XPUPort "+c.namespace+"/"+other.Name) {
 				return nil
 			}
 		}

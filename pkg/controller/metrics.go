@@ -86,9 +86,9 @@ type portCollector struct {
 }
 
 var portsDesc = prometheus.NewDesc(
-	"xpu_ports", "XPUPorts by XPU, _other for those whose XPU does not exist, "+
-		"and state: up, waiting, refused or releasing; ahead of those that no pod has; "+
-		"standby of those of virtual machines that are being migrated. Only the leader has it.",
+	"xpu_ports", "XPUPorts by XPU, which is _other if it does not exist, and by state: up, waiting, "+
+		"refused, releasing, ahead if no pod has the XPUPort, or standby while its virtual machine is "+
+		"being migrated. Only the leader has it.",
 	[]string{"xpu", "state"}, nil)
 
 // noXPU is the label of Ports whose XPU does not exist. No XPU can have this name. The names of

@@ -216,8 +216,8 @@ func TestPortOnXPUOfAnotherNode(t *testing.T) {
 	intruder := c.podPort(vf(0), "red")
 	intruder.Name, intruder.Spec.NodeName = "elsewhere-0000-3b-02-0", "elsewhere"
 	c.create(intruder)
-	c.portReason(intruder, v1alpha1.ReasonNoXPU, "XPU card is that of node "+c.node+
-		", not of node elsewhere")
+	c.portReason(intruder, v1alpha1.ReasonNoXPU, "XPU card belongs to node "+c.node+
+		", not to node elsewhere")
 	c.delete(intruder)
 	c.gone(intruder)
 	if agent.Calls("CreateBridgePort") != created || agent.Calls("DeleteBridgePort") != deleted {
@@ -272,13 +272,13 @@ func TestAddressesOfPods(t *testing.T) {
 	same := c.podPort(vf(5), "blue")
 	same.Spec.MAC = first.Spec.MAC
 	c.create(same)
-	c.portReason(same, v1alpha1.ReasonConflict, "MAC address "+first.Spec.MAC+" is that of XPUPort")
+	c.portReason(same, v1alpha1.ReasonConflict, "MAC address "+first.Spec.MAC+" belongs to XPUPort")
 
 	// Another controller knows what is taken.
 	c.stop()
 	c.start(nil)
 	is(assigned(6), "10.1.0.4/29")
-	c.portReason(same, v1alpha1.ReasonConflict, "MAC address "+first.Spec.MAC+" is that of XPUPort")
+	c.portReason(same, v1alpha1.ReasonConflict, "MAC address "+first.Spec.MAC+" belongs to XPUPort")
 	is(assigned(7), "10.1.0.5/29")
 	last := assigned(8)
 	c.portReason(last, v1alpha1.ReasonNoFreeAddress, "subnet 10.1.0.0/29")

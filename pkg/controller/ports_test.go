@@ -288,7 +288,7 @@ func TestStuckDelete(t *testing.T) {
 
 	c.told("XPUPort", port.Name, v1alpha1.ReasonReleasing)
 	if err := testutil.GatherAndCompare(c.registry, strings.NewReader(`
-# HELP xpu_ports XPUPorts by XPU, _other for those whose XPU does not exist, and state: up, waiting, refused or releasing; ahead of those that no pod has; standby of those of virtual machines that are being migrated. Only the leader has it.
+# HELP xpu_ports XPUPorts by XPU, which is _other if it does not exist, and by state: up, waiting, refused, releasing, ahead if no pod has the XPUPort, or standby while its virtual machine is being migrated. Only the leader has it.
 # TYPE xpu_ports gauge
 xpu_ports{state="releasing",xpu="card"} 1
 `), "xpu_ports"); err != nil {
@@ -355,7 +355,7 @@ func TestNetworkConflict(t *testing.T) {
 	}
 
 	c.create(second)
-	c.networkReason(second, v1alpha1.ReasonConflict, "VNI 5000 is that of XPUNetwork a-first")
+	c.networkReason(second, v1alpha1.ReasonConflict, "VNI 5000 belongs to XPUNetwork a-first")
 	c.told("XPUNetwork", "b-second", v1alpha1.ReasonConflict)
 	if got := agent.Networks(); !slices.Equal(got,
 		[]string{opitest.Installation.NetworkID("a-first")}) {
@@ -542,7 +542,7 @@ func TestMetrics(t *testing.T) {
 # HELP xpu_opi_errors_total Failed operations on OPI agents, by XPU, operation and gRPC code; code Failed is a failure that the agent reported later.
 # TYPE xpu_opi_errors_total counter
 xpu_opi_errors_total{code="ResourceExhausted",operation="EnsurePort",xpu="card"} 1
-# HELP xpu_ports XPUPorts by XPU, _other for those whose XPU does not exist, and state: up, waiting, refused or releasing; ahead of those that no pod has; standby of those of virtual machines that are being migrated. Only the leader has it.
+# HELP xpu_ports XPUPorts by XPU, which is _other if it does not exist, and by state: up, waiting, refused, releasing, ahead if no pod has the XPUPort, or standby while its virtual machine is being migrated. Only the leader has it.
 # TYPE xpu_ports gauge
 xpu_ports{state="up",xpu="card"} 2
 `

@@ -115,14 +115,14 @@ func TestMigration(t *testing.T) {
 	c, agent, source, target := migrating(t)
 	stranger := c.assignedPort(2, migratedMAC, c.launcher("default", "virt-launcher-vm2", "vm-2"))
 	c.portReason(stranger, v1alpha1.ReasonConflict,
-		"MAC address "+migratedMAC+" is that of XPUPort")
+		"MAC address "+migratedMAC+" belongs to XPUPort")
 	c.writes.reset()
 	c.delete(source)
 	next := c.assignedPort(3, "", c.launcher("default", "web", ""))
 	c.hasAddress(target, "10.1.0.2/29")
 	c.hasAddress(next, "10.1.0.3/29")
 	c.has(agent, "vf-0000-3b-02-1", "vf-0000-3b-02-3")
-	c.portReason(stranger, v1alpha1.ReasonConflict, "is that of XPUPort "+c.namespace+"/"+
+	c.portReason(stranger, v1alpha1.ReasonConflict, "belongs to XPUPort "+c.namespace+"/"+
 		target.Name)
 
 	// It goes back to where it came from.
@@ -251,7 +251,7 @@ func TestStrangersDoNotStandBy(t *testing.T) {
 		port.Spec.MAC, port.Spec.Pod = migratedMAC, pod
 		c.create(port)
 		c.portReason(port, v1alpha1.ReasonConflict,
-			"MAC address "+migratedMAC+" is that of XPUPort")
+			"MAC address "+migratedMAC+" belongs to XPUPort")
 		if port.Status.Predecessor != "" {
 			t.Errorf("XPUPort of pod %v stands by for %s", pod, port.Status.Predecessor)
 		}
@@ -259,13 +259,13 @@ func TestStrangersDoNotStandBy(t *testing.T) {
 
 	// Of the machine, but it asks for addresses, and the source has none to leave.
 	greedy := c.assignedPort(9, migratedMAC, c.launcher("default", "virt-launcher-vm1", "vm-1"))
-	c.portReason(greedy, v1alpha1.ReasonConflict, "MAC address "+migratedMAC+" is that of XPUPort")
+	c.portReason(greedy, v1alpha1.ReasonConflict, "MAC address "+migratedMAC+" belongs to XPUPort")
 	// A node that was taken over names a pod that is not there.
 	port := c.podPort(vf(0), "blue")
 	port.Name, port.Spec.NodeName, port.Spec.XPU = "elsewhere-0000-3b-02-0", "elsewhere", "other-card"
 	port.Spec.MAC, port.Spec.Pod = migratedMAC, c.launcher("default", "virt-launcher-vm1", "vm-1")
 	c.create(port)
-	c.portReason(port, v1alpha1.ReasonConflict, "MAC address "+migratedMAC+" is that of XPUPort")
+	c.portReason(port, v1alpha1.ReasonConflict, "MAC address "+migratedMAC+" belongs to XPUPort")
 }
 
 // A controller that starts in the middle of a migration goes on with it, also if the first pod has

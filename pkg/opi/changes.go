@@ -20,8 +20,8 @@ const (
 )
 
 // changes tracks the changing calls to an agent whose outcome is unknown. At most one call per
-// object runs at a time, because an agent may carry out two calls in either order. Safe for concurrent
-// use.
+// object runs at a time, because an agent may carry out two calls in either order. Safe for
+// concurrent use.
 type changes struct {
 	timing  Timing
 	mu      sync.Mutex

@@ -108,8 +108,8 @@ func (g Gateway) check(op, network string, owner Installation) error {
 	case checkID(op, GatewayID(network)) != nil:
 		return invalid(op, network, "ID", "is too long for a network with a gateway")
 	case checkID(op, g.VRF) != nil || !owner.Owns(g.VRF):
-		return invalid(op, network, field, "VRF %q is not that of a VRF of installation %s", g.VRF,
-			owner)
+		return invalid(op, network, field, "VRF %q must be an id that begins with %s-, the mark "+
+			"of the installation", g.VRF, owner)
 	case len(g.MAC) != 6 || g.MAC[0]&1 != 0 || bytes.Equal(g.MAC, make([]byte, 6)):
 		return invalid(op, network, field, "MAC address %q is no unicast address of 6 bytes", g.MAC)
 	case len(g.Prefixes) < 1 || len(g.Prefixes) > MaxPrefixes:
@@ -295,8 +295,8 @@ type declared struct {
 	// look returns the object's status and how it differs from the wanted one, "" if not at all.
 	look   func(ctx context.Context) (s Status, difference string, err error)
 	create func(ctx context.Context) error
-	// replace makes ensure delete an object that differs and create it anew. Without replace, ensure
-	// returns an [ErrConflict].
+	// replace makes ensure delete an object that differs and create it anew. Without replace,
+	// ensure returns an [ErrConflict].
 	replace bool
 }
 

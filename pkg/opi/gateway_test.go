@@ -85,7 +85,7 @@ func TestGatewayArguments(t *testing.T) {
 	noMAC.Gateway.MAC = nil
 
 	for problem, n := range map[string]opi.Network{
-		"that of a VRF of installation": routed("other-vrf", "10.1.0.1/24"),
+		"the mark of the installation":  routed("other-vrf", "10.1.0.1/24"),
 		`VRF ""`:                        routed("", "10.1.0.1/24"),
 		"has 0 addresses":               routed("net-vrf"),
 		"has 17 addresses":              many,

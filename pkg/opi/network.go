@@ -48,7 +48,7 @@ func (n Network) check(op string, owner Installation) error {
 		return err
 	}
 	if !owner.Owns(n.ID) {
-		return invalid(op, n.ID, "ID", "is not that of a network of installation %s", owner)
+		return invalid(op, n.ID, "ID", "must begin with %s-, the mark of the installation", owner)
 	}
 	if n.VLAN < 1 || n.VLAN > 4094 {
 		return invalid(op, n.ID, "VLAN", "%d is not in 1-4094", n.VLAN)

@@ -108,7 +108,7 @@ func TestHostileNode(t *testing.T) {
 	foreign := agentsPort("node2", 0, "card1", "blue", "default") // it has the victim's id
 	must.Succeed(t, hostile.Create(t.Context(), foreign))
 	w.waitForReady(foreign, &foreign.Status.Conditions, v1alpha1.ReasonNoXPU,
-		"is that of node node1, not of node node2")
+		"belongs to node node1, not to node node2")
 	closed := agentsPort("node2", 1, "card2", "secret", "default")
 	must.Succeed(t, hostile.Create(t.Context(), closed))
 	w.waitForReady(closed, &closed.Status.Conditions, v1alpha1.ReasonForbidden,
@@ -117,7 +117,7 @@ func TestHostileNode(t *testing.T) {
 	disguised.Spec.MAC = victim.Spec.MAC
 	must.Succeed(t, hostile.Create(t.Context(), disguised))
 	w.waitForReady(disguised, &disguised.Status.Conditions, v1alpha1.ReasonConflict,
-		"is that of XPUPort default/"+victim.Name)
+		"belongs to XPUPort default/"+victim.Name)
 
 	ahead := func(n int, network, mac string) *v1alpha1.XPUPort {
 		p := claim.NewPort(kubeapitest.AgentNamespace, vf(n), "fast", v1alpha1.XPUPortSpec{
@@ -129,7 +129,7 @@ func TestHostileNode(t *testing.T) {
 
 	thief := ahead(4, "blue", victim.Spec.MAC)
 	w.waitForReady(thief, &thief.Status.Conditions, v1alpha1.ReasonForbidden,
-		"is not that of Function")
+		"does not belong to Function")
 	unasked := ahead(5, "secret", string(claim.DerivedMAC("", "node2", vf(5))))
 	w.waitForReady(unasked, &unasked.Status.Conditions, v1alpha1.ReasonForbidden,
 		"does not have Ports made ahead in XPUNetwork secret")

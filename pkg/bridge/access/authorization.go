@@ -49,7 +49,8 @@ type Rule struct {
 	MaxSVIs     *int `json:"mostSVIs,omitempty"`
 }
 
-// defaultMax is how many objects of a kind a client may have if its rule has no limit: more than an xPU serves, and few enough to be stored.
+// defaultMax is how many objects of a kind a client may have if its rule has no limit: more than an
+// xPU serves, and few enough to be stored.
 const defaultMax = 4096
 
 const (

@@ -10,8 +10,8 @@
 // other mode, each network has a bridge of its own, and VLAN ids mean nothing.
 //
 // An SVI makes the machine the gateway of a network. Its netdev is a VLAN netdev on the shared
-// bridge, which then is in that VLAN, or the network's own bridge. For other machines the gateway is a
-// router with a MAC address of its own: see package sourcefilter.
+// bridge, which then is in that VLAN, or the network's own bridge. For other machines the gateway
+// is a router with a MAC address of its own: see package sourcefilter.
 //
 // The plane marks the netdevs that it makes with an alias, and leaves all others alone. They stay
 // as they are when the agent stops.

@@ -42,8 +42,8 @@ func (s SVI) hasIPv6() bool {
 }
 
 // prefixes returns all addresses of the SVI's netdev. With an IPv6 address it has the link-local
-// address of its MAC address too, because the kernel sends Neighbor Solicitations from there, and of
-// the MAC address that it has at other machines, because these get them from there.
+// address of its MAC address too, because the kernel sends Neighbor Solicitations from there, and
+// of the MAC address that it has at other machines, because these get them from there.
 func (s SVI) prefixes() []netip.Prefix {
 	if !s.hasIPv6() {
 		return s.Prefixes

@@ -138,8 +138,8 @@ type underlay struct {
 // is4 reports whether VXLAN is sent over IPv4.
 func (u underlay) is4() bool { return u.own[0].Is4() }
 
-// sender returns an address of this machine alone in the underlay: the VTEP if there is one, or else
-// the lowest address of the uplink, so that the order of the addresses does not matter.
+// sender returns an address of this machine alone in the underlay: the VTEP if there is one, or
+// else the lowest address of the uplink, so that the order of the addresses does not matter.
 func (u underlay) sender(vtep netip.Addr) netip.Addr {
 	if vtep.IsValid() {
 		return vtep

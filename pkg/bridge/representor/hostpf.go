@@ -89,7 +89,7 @@ func (p *HostPF) parseOptions(options []string) (err error) {
 	for _, option := range options {
 		key, value, _ := strings.Cut(option, "=")
 		if seen[key] {
-			return fmt.Errorf("%s is told twice", key)
+			return fmt.Errorf("%s is given twice", key)
 		}
 
 		seen[key] = true
@@ -105,7 +105,7 @@ func (p *HostPF) parseOptions(options []string) (err error) {
 		case "serial":
 			p.Serial, err = parseSerial(value)
 		default:
-			return fmt.Errorf("%q is none of offset, stride, eswitch, mac, serial", key)
+			return fmt.Errorf("%q must be one of offset, stride, eswitch, mac, serial", key)
 		}
 
 		if err != nil {
@@ -175,7 +175,7 @@ func checkHostPFs(all []HostPF) error {
 	for i, p := range all {
 		for _, other := range all[:i] {
 			if p.Address == other.Address && p.Address != "" {
-				return fmt.Errorf("host PF %s is told twice", p.Address)
+				return fmt.Errorf("host PF %s is given twice", p.Address)
 			}
 
 			apart := p.isOwn() || p.Eswitch != "" && other.Eswitch != "" &&

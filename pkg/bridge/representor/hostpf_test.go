@@ -50,10 +50,10 @@ func TestParseHostPF(t *testing.T) {
 		{in: "0000:3b:00.0=c1pf0,offset=2", says: "go together"},
 		{in: "0000:3b:00.0=c1pf0,offset=2,stride=0", says: `stride: "0": must be 1-65535`},
 		{in: "0000:3b:00.0=c1pf0,offset=65536,stride=1", says: "must be 1-65535"},
-		{in: "0000:3b:00.0=c1pf0,offset=2,offset=2,stride=1", says: "offset is told twice"},
-		{in: "0000:3b:00.0=c1pf0,vfs=8", says: "none of offset, stride, eswitch"},
+		{in: "0000:3b:00.0=c1pf0,offset=2,offset=2,stride=1", says: "offset is given twice"},
+		{in: "0000:3b:00.0=c1pf0,vfs=8", says: "one of offset, stride, eswitch"},
 		{in: "0000:3b:00.0=c1pf0,eswitch=p0", says: "eswitch: PCI address"},
-		{in: "0000:3b:00.0=c1pf0,", says: `"" is none of`},
+		{in: "0000:3b:00.0=c1pf0,", says: `"" must be one of`},
 	}
 	for _, test := range tests {
 		got, err := ParseHostPF(test.in)
@@ -78,7 +78,7 @@ func TestCheckHostPFs(t *testing.T) {
 		"two PFs of one card": {pfs: []string{"0000:3b:00.0=c1pf0", "0000:3b:00.1=c1pf1"}},
 		"one address twice": {
 			[]string{"0000:3b:00.0=c1pf0", "0000:3b:00.0=c1pf1"},
-			"host PF 0000:3b:00.0 is told twice",
+			"host PF 0000:3b:00.0 is given twice",
 		},
 		"one name twice": {
 			[]string{"0000:3b:00.0=c1pf0", "0000:3b:00.1=c1pf0"},
@@ -94,7 +94,7 @@ func TestCheckHostPFs(t *testing.T) {
 		},
 		"PFs of this machine": {pfs: []string{"0000:01:00.0=own", "0000:01:00.1=own"}},
 		"one of this machine twice": {
-			[]string{"0000:01:00.0=own", "0000:01:00.0=own"}, "host PF 0000:01:00.0 is told twice",
+			[]string{"0000:01:00.0=own", "0000:01:00.0=own"}, "host PF 0000:01:00.0 is given twice",
 		},
 		"without addresses": {pfs: []string{"c1pf0", "c1pf1"}},
 		"one name twice, without addresses": {

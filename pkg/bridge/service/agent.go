@@ -89,8 +89,8 @@ type opened struct {
 	counters counters
 }
 
-// Agent keeps networks, ports, VRFs and SVIs as clients want them. It is also a [prometheus.Collector]. Several
-// goroutines may use it at once.
+// Agent keeps networks, ports, VRFs and SVIs as clients want them. It is also a
+// [prometheus.Collector]. Several goroutines may use it at once.
 type Agent struct {
 	cfg Config
 	log logr.Logger

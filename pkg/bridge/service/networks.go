@@ -105,8 +105,8 @@ func vtepOf(spec *evpn.LogicalBridgeSpec) netip.Addr {
 	return prefixOf(spec.GetVtepIpPrefix()).Addr()
 }
 
-// withoutAnyVTEP returns a spec without a vtep_ip_prefix if that is the unspecified address, because
-// clients of opi-evpn-bridge leave the choice to the agent in this way.
+// withoutAnyVTEP returns a spec without a vtep_ip_prefix if that is the unspecified address,
+// because clients of opi-evpn-bridge leave the choice to the agent in this way.
 func withoutAnyVTEP(spec *evpn.LogicalBridgeSpec) *evpn.LogicalBridgeSpec {
 	if !isAny(spec.GetVtepIpPrefix()) {
 		return spec

@@ -129,8 +129,7 @@ func (a *Agent) checkMTU(id string) error {
 		return nil
 	}
 	return fmt.Errorf("mtu %d: VXLAN carries at most %d: set the network's MTU to that or less, "+
-		"or raise that of the uplink, and of all that is "+
-		"between the xPUs, by %d", mtu, maxMTU, mtu-maxMTU)
+		"or raise the MTU of the uplink, and of all that is between the xPUs, by %d", mtu, maxMTU, mtu-maxMTU)
 }
 
 func (s optionsServer) GetNetworkOptions(

@@ -130,8 +130,8 @@ func TestOptionsThatAreWrong(t *testing.T) {
 	}
 }
 
-// TestTrunkOptions checks that a trunk has addresses of its own in each network, that they survive a
-// restart, and what clients get that know one list only.
+// TestTrunkOptions checks that a trunk has addresses of its own in each network, that they survive
+// a restart, and what clients get that know one list only.
 func TestTrunkOptions(t *testing.T) {
 	a, fake := newTestAgent(t)
 	fake.vlanAware, a.cfg.SourceFilter = true, true

@@ -13,8 +13,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
 )
 
-// SetRemotes changes where VXLAN is sent to, and brings the networks with a VNI to it. It returns an
-// error if ctx ends before.
+// SetRemotes changes where VXLAN is sent to, and brings the networks with a VNI to it. It returns
+// an error if ctx ends before.
 func (a *Agent) SetRemotes(ctx context.Context, remotes *plane.Remotes) error {
 	release, err := a.acquire(ctx)
 	if err != nil {
@@ -42,8 +42,8 @@ func newRemoteStore(a *Agent) *remoteStore {
 	return &remoteStore{agent: a, byID: map[string][]netip.Addr{}}
 }
 
-// begin writes down the remotes of a network before the data plane gets them. It returns the network
-// with the addresses that are no remotes any more.
+// begin writes down the remotes of a network before the data plane gets them. It returns the
+// network with the addresses that are no remotes any more.
 func (s *remoteStore) begin(n plane.Segment) (plane.Segment, error) {
 	all := slices.Clone(n.Remotes)
 	for _, address := range s.byID[n.ID] {

@@ -104,7 +104,7 @@ func page(ids []string, size int32, token string) (_ []string, next string, _ er
 	last, err := base64.RawURLEncoding.DecodeString(token)
 	if err != nil || token != "" && !idForm.Match(last) {
 		return nil, "", refusal.New(codes.InvalidArgument, refusal.InvalidPage,
-			"page_token %.100q: is none of this agent's", token)
+			"page_token %.100q: must be one that this agent gave", token)
 	}
 
 	first, found := slices.BinarySearch(ids, string(last))

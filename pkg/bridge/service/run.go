@@ -95,8 +95,8 @@ func (a *Agent) reconcileRouting() {
 	a.svis.reconcileEach(slices.Clone(a.svis.ids))
 }
 
-// reconcileAll reconciles each object after those that it needs. The gateways come before the ports,
-// so that no port can pretend to be one.
+// reconcileAll reconciles each object after those that it needs. The gateways come before the
+// ports, so that no port can pretend to be one.
 func (a *Agent) reconcileAll() {
 	a.networks.reconcileEach(slices.Clone(a.networks.ids))
 	a.reconcileRouting()

@@ -45,8 +45,8 @@ type Port struct {
 	// Addresses are the IP addresses that the port may send from and claim, besides the IPv6
 	// link-local address of its MAC address. If there are none, the port may use any IP address.
 	Addresses []netip.Addr
-	// Shared is true if ports at other machines have the same Addresses. Frames that come from there
-	// may have them as source addresses then. The MAC address is never shared.
+	// Shared is true if ports at other machines have the same Addresses. Frames that come from
+	// there may have them as source addresses then. The MAC address is never shared.
 	Shared bool
 
 	// Tagged are the networks of a trunk, whose frames have the VLAN id of their network. Other

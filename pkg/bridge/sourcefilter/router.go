@@ -89,8 +89,8 @@ func (e elements) addRouter(v VXLAN, g Gateway) {
 // key.
 const regValue = unix.NFT_REG32_08
 
-// underlayRules are for frames from VXLAN ports. Frames to the router MAC address go to the gateway.
-// They are for this machine then, although the kernel has seen before that they were not.
+// underlayRules are for frames from VXLAN ports. Frames to the router MAC address go to the
+// gateway. They are for this machine then, although the kernel has seen before that they were not.
 func underlayRules() [][]expr.Any {
 	return [][]expr.Any{
 		rule(

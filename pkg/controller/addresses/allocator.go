@@ -218,7 +218,7 @@ func (l *Allocator) CheckOwn(ctx context.Context, port *v1alpha1.XPUPort) error 
 		for _, book := range l.booksOf(port) {
 			if holder, what := book.other(port); what != "" {
 				return reconciling.Refuse(v1alpha1.ReasonConflict,
-					"%s is that of XPUPort %s in XPUNetwork %s too; delete the pod of one of them",
+					"%s belongs to XPUPort %s in XPUNetwork %s too; delete the pod of one of them",
 					what, holder, book.network)
 			}
 		}

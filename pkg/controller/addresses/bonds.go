@@ -11,8 +11,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 )
 
-// bondOf identifies a bond in one allocation of its claim, "" for a Port without a bond. Ports of two
-// allocations share nothing, because those of the earlier one may still be there.
+// bondOf identifies a bond in one allocation of its claim, "" for a Port without a bond. Ports of
+// two allocations share nothing, because the Ports of the earlier one may still be there.
 func bondOf(port *v1alpha1.XPUPort) string {
 	bond := model.BondKey(port)
 	if bond == "" {

@@ -114,7 +114,7 @@ func (b *book) other(port *v1alpha1.XPUPort) (holder types.NamespacedName, what 
 // Conflict is the refusal of a Port whose MAC address belongs to another Port of a network.
 func Conflict(port *v1alpha1.XPUPort, holder types.NamespacedName, network string) error {
 	return reconciling.Refuse(v1alpha1.ReasonConflict,
-		"MAC address %s is that of XPUPort %s in XPUNetwork %s; ask for another one, or for none",
+		"MAC address %s belongs to XPUPort %s in XPUNetwork %s; ask for another one, or for none",
 		port.Spec.MAC, holder, network)
 }
 

@@ -159,8 +159,8 @@ func TestAddressBook(t *testing.T) {
 	}
 }
 
-// TestFreeListIsBounded: a pod that is made anew again and again, with an address that it asks for or
-// that is free, does not make the list of free addresses longer.
+// TestFreeListIsBounded: a pod that is made anew again and again, with an address that it asks for
+// or that is free, does not make the list of free addresses longer.
 func TestFreeListIsBounded(t *testing.T) {
 	rules, err := rulesOf(&v1alpha1.XPUNetwork{Spec: v1alpha1.XPUNetworkSpec{
 		Subnets: []string{"10.1.0.0/26"},

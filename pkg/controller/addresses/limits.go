@@ -37,8 +37,8 @@ type Limit struct {
 }
 
 // LimitsOf returns the limits of a namespace, sorted by the quotas' names, so that the refusal of a
-// Port that waits stays the same. A ResourceQuota with scopes is for some pods only, and a Port does not
-// tell for which, so that it does not count.
+// Port that waits stays the same. A ResourceQuota with scopes is for some pods only, and a Port
+// does not tell for which, so that it does not count.
 func LimitsOf(ctx context.Context, c client.Reader, namespace string) ([]Limit, error) {
 	if namespace == "" {
 		return nil, nil

@@ -69,8 +69,8 @@ func refusedWith(err error, text string) bool {
 		strings.Contains(refusal.Message, text)
 }
 
-// TestLimits: the Ports of a namespace are counted and summed up, those that are about to be created
-// too. A Port without a maximum fits into no bandwidth. Sums do not overflow.
+// TestLimits: the Ports of a namespace are counted and summed up, those that are about to be
+// created too. A Port without a maximum fits into no bandwidth. Sums do not overflow.
 func TestLimits(t *testing.T) {
 	blue := Join{Network: &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}}
 	for name, test := range map[string]struct {
@@ -156,8 +156,8 @@ func (backwards) List(_ context.Context, list client.ObjectList, _ ...client.Lis
 	return nil
 }
 
-// TestLimitsAreSorted: of two quotas, the same one refuses a Port each time that it is tried, so that
-// its condition is not written each time.
+// TestLimitsAreSorted: of two quotas, the same one refuses a Port each time that it is tried, so
+// that its condition is not written each time.
 func TestLimitsAreSorted(t *testing.T) {
 	limits, err := LimitsOf(t.Context(), backwards{}, "ns")
 	if err != nil {

@@ -66,8 +66,8 @@ func ClaimKey(p *v1alpha1.XPUPort) string {
 	return client.ObjectKey{Namespace: p.Namespace, Name: p.Spec.Claim.Name}.String()
 }
 
-// NamespaceOf is the namespace of the Port's pod. It is "" for a Port that was made ahead, and during
-// the kubelet's Allocate call, when the pod is unknown.
+// NamespaceOf is the namespace of the Port's pod. It is "" for a Port that was made ahead, and
+// during the kubelet's Allocate call, when the pod is unknown.
 func NamespaceOf(p *v1alpha1.XPUPort) string {
 	if p.Spec.Claim.Name != "" {
 		return p.Namespace
@@ -75,9 +75,9 @@ func NamespaceOf(p *v1alpha1.XPUPort) string {
 	return ptr.Deref(p.Spec.Pod, v1alpha1.PodRef{}).Namespace
 }
 
-// BondKey identifies the bond of a Port's Function: the node, the namespace and UID of the claim, and
-// the name of the bond. The node's name distinguishes tenants, whose claims may have the same UID. The
-// key is "" for a Port without a bond.
+// BondKey identifies the bond of a Port's Function: the node, the namespace and UID of the claim,
+// and the name of the bond. The node's name distinguishes tenants, whose claims may have the same
+// UID. The key is "" for a Port without a bond.
 func BondKey(p *v1alpha1.XPUPort) string {
 	if p.Spec.Claim.Bond == "" {
 		return ""

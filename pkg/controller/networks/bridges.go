@@ -46,9 +46,9 @@ type bridgeState struct {
 	err error
 }
 
-// Bridges has OPI agents serve a network at an XPU from the first XPUPort there to the last. XPUPorts
-// in networks that it is routed with count too. It works on pairs of network and XPU, so that an
-// unstable agent causes work for its own bridges only.
+// Bridges has OPI agents serve a network at an XPU from the first XPUPort there to the last.
+// XPUPorts in networks that it is routed with count too. It works on pairs of network and XPU, so
+// that an unstable agent causes work for its own bridges only.
 type Bridges struct {
 	cluster reconciling.Cluster
 	options Options

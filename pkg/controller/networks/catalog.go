@@ -217,7 +217,7 @@ func (c Catalog) checkSegment(ctx context.Context, n *v1alpha1.XPUNetwork) error
 		for _, other := range same {
 			if other.Name != n.Name && reconciling.Older(other, n) {
 				return reconciling.Refuse(v1alpha1.ReasonConflict,
-					"%s is that of XPUNetwork %s, which is older and stays as it is; make this network "+
+					"%s belongs to XPUNetwork %s, which is older and stays as it is; make this network "+
 						"anew with a free one, or have pods name the other network", key, other.Name)
 			}
 		}

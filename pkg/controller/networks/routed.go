@@ -32,9 +32,9 @@ const MostRouted = 64
 func routesAcross(n *v1alpha1.XPUNetwork) bool { return n.Spec.Routed != nil && n.Spec.VNI != nil }
 
 // routedWith returns the names of the networks that an xPU with a Port in a network routes to at
-// other xPUs, the network itself among them. They are the oldest usable networks of the VRF, at most
-// MostRouted. There are none for a network that is not routed between xPUs. A network that is being
-// deleted counts as long as it has Ports.
+// other xPUs, the network itself among them. They are the oldest usable networks of the VRF, at
+// most MostRouted. There are none for a network that is not routed between xPUs. A network that is
+// being deleted counts as long as it has Ports.
 func (r *Bridges) routedWith(ctx context.Context, network string) (names []string, err error) {
 	if !r.options.Catalog.Segments {
 		return nil, nil
@@ -103,8 +103,8 @@ func (r *Bridges) isUsable(ctx context.Context, n *v1alpha1.XPUNetwork) (bool, e
 	return err == nil, err
 }
 
-// isTooYoung reports whether XPUs do not route to a network's Ports at other XPUs because its VRF has
-// MostRouted older networks.
+// isTooYoung reports whether XPUs do not route to a network's Ports at other XPUs because its VRF
+// has MostRouted older networks.
 func (r *Bridges) isTooYoung(ctx context.Context, n *v1alpha1.XPUNetwork) (bool, error) {
 	if !routesAcross(n) || !r.options.Catalog.Segments {
 		return false, nil
@@ -121,8 +121,8 @@ func (r *Bridges) isNeeded(b Bridge, routedWith []string) bool {
 	})
 }
 
-// neededWith returns the bridges at their XPUs that Ports need together with these, among them these
-// themselves.
+// neededWith returns the bridges at their XPUs that Ports need together with these, among them
+// these themselves.
 func (r *Bridges) neededWith(ctx context.Context, these ...Bridge) sets.Set[Bridge] {
 	all := sets.New(these...)
 	for _, b := range these {
@@ -145,8 +145,8 @@ func (r *Bridges) around(network string, routedWith []string) sets.Set[Bridge] {
 	return all
 }
 
-// mustRouteWith is routedWith for event handlers. It logs an error, which only a cache that ends can
-// return.
+// mustRouteWith is routedWith for event handlers. It logs an error, which only a cache that ends
+// can return.
 func (r *Bridges) mustRouteWith(ctx context.Context, network string) []string {
 	names, err := r.routedWith(ctx, network)
 	if err != nil {

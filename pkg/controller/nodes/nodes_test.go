@@ -17,8 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestNodesThatGoAreForgotten: nodes come and go without end where they are made for pods. Nothing is
-// kept of one that is gone, although its agent went first.
+// TestNodesThatGoAreForgotten: nodes come and go without end where they are made for pods. Nothing
+// is kept of one that is gone, although its agent went first.
 func TestNodesThatGoAreForgotten(t *testing.T) {
 	scheme := runtime.NewScheme()
 	must.Succeed(t, v1alpha1.AddToScheme(scheme))

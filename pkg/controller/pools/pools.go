@@ -199,7 +199,7 @@ func (r *reconciler) namePFs(ctx context.Context, pool *v1alpha1.DevicePool) err
 	}
 
 	slices.Sort(pfs)
-	found := "no agent has told of a PF: see whether xpu-agent runs on the nodes"
+	found := "no agent has reported a PF: see whether xpu-agent runs on the nodes"
 	if len(pfs) > 0 {
 		found = "PFs of nodes are " + strings.Join(firstOf(pfs), ", ")
 	}

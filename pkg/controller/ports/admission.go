@@ -243,7 +243,7 @@ func (r *admissions) checkAhead(
 	}
 	if port.Spec.MAC != mac {
 		return false, reconciling.Refuse(v1alpha1.ReasonForbidden,
-			"MAC address %s is not that of Function %s of node %s, which is %s", port.Spec.MAC, f,
+			"MAC address %s does not belong to Function %s of node %s, which has %s", port.Spec.MAC, f,
 			port.Spec.NodeName, mac)
 	}
 

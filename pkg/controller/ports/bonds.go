@@ -16,8 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// portChanged forgets since when a Port that is gone was known. It also enqueues the other Ports of a
-// bond, because each may send from the link-local addresses of all.
+// portChanged forgets since when a Port that is gone was known. It also enqueues the other Ports of
+// a bond, because each may send from the link-local addresses of all.
 func (r *reconciler) portChanged(
 	ctx context.Context, change model.Change, queue model.Queue[reconcile.Request],
 ) {

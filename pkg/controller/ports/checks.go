@@ -28,7 +28,7 @@ func (r *reconciler) check(
 	}
 	if xpus.AtAnotherNode(port, xpu) {
 		return reconciling.Refuse(v1alpha1.ReasonNoXPU,
-			"XPU %s is that of node %s, not of node %s", xpu.Name, xpu.Node(), port.Spec.NodeName)
+			"XPU %s belongs to node %s, not to node %s", xpu.Name, xpu.Node(), port.Spec.NodeName)
 	}
 	if err := checkFunction(port, xpu); err != nil {
 		return err
@@ -87,7 +87,7 @@ func checkFunction(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
 
 	return reconciling.Refuse(v1alpha1.ReasonNoXPU,
 		"XPU %s does not have Function %s: its PFs are %s; see whether the xpu-agent of "+
-			"node %s tells of the Function's PF in the XPUNode", xpu.Name, f,
+			"node %s reports the Function's PF in the XPUNode", xpu.Name, f,
 		strings.Join(pfs, ", "), port.Spec.NodeName)
 }
 
@@ -126,7 +126,7 @@ func (r *reconciler) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) er
 	}
 
 	return reconciling.Refuse(v1alpha1.ReasonForbidden,
-		"XPU %s has %d Ports, and node %s tells of %d Functions; see which XPUPorts the agent "+
+		"XPU %s has %d Ports, and node %s reports %d Functions; see which XPUPorts the agent "+
 			"of the node made, and delete those that no pod uses", port.Spec.XPU, up,
 		port.Spec.NodeName, node.Status.Functions)
 }

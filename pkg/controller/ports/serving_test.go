@@ -31,9 +31,9 @@ func TestNumberOfPorts(t *testing.T) {
 		functions int32
 		refused   string
 	}{
-		{1024, 0, "XPU card has 1024 Ports, and node node1 tells of 0 Functions"}, {1023, 0, ""},
+		{1024, 0, "XPU card has 1024 Ports, and node node1 reports 0 Functions"}, {1023, 0, ""},
 		{1024, 600, ""},
-		{1200, 600, "XPU card has 1200 Ports, and node node1 tells of 600 Functions"},
+		{1200, 600, "XPU card has 1200 Ports, and node node1 reports 600 Functions"},
 	} {
 		node := &v1alpha1.XPUNode{
 			ObjectMeta: metav1.ObjectMeta{Name: "node1"},

@@ -31,8 +31,9 @@ type Cluster struct {
 }
 
 // Guarded wraps a reconciler, so that it does nothing once another leader was elected, and tries
-// again after a write conflict, which only means that the cache was out of date. The pauses grow from
-// FirstRetry to LastRetry, because a cache can be out of date for long when the API server is busy.
+// again after a write conflict, which only means that the cache was out of date. The pauses grow
+// from FirstRetry to LastRetry, because a cache can be out of date for long when the API server is
+// busy.
 func (c Cluster) Guarded(inner reconcile.Reconciler) reconcile.Reconciler {
 	conflicts := RetryLimiter[reconcile.Request]()
 	return reconcile.Func(func(

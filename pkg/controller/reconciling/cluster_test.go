@@ -14,8 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestConflictsAreSpaced: write conflicts are tried again after pauses that grow, and that begin anew
-// after a success.
+// TestConflictsAreSpaced: write conflicts are tried again after pauses that grow, and that begin
+// anew after a success.
 func TestConflictsAreSpaced(t *testing.T) {
 	var failure error
 	c := Cluster{CheckLeader: func(context.Context) error { return nil }}

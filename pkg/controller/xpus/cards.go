@@ -74,8 +74,8 @@ func (r *cards) setup(mgr ctrl.Manager) error {
 		Complete(r.Guarded(r))
 }
 
-// nodeChanged enqueues the XPUs whose agents reported a PF that the node has or had, and the XPUs of
-// the node whose agents know PFs by their numbers.
+// nodeChanged enqueues the XPUs whose agents reported a PF that the node has or had, and the XPUs
+// of the node whose agents know PFs by their numbers.
 func (r *cards) nodeChanged(ctx context.Context, queue requestQueue, nodes ...client.Object) {
 	for _, node := range nodes {
 		for _, request := range r.numbering(ctx, node.GetName()) {

@@ -70,7 +70,7 @@ func locate(xpu *v1alpha1.XPU, reported []opi.HostPF, nodes []v1alpha1.XPUNode) 
 	switch {
 	case len(names) == 0 && at.node == "":
 		return at.because(v1alpha1.ReasonCardNotFound,
-			"no node has told of %s yet; see whether xpu-agent runs on the "+
+			"no node has reported %s yet; see whether xpu-agent runs on the "+
 				"node that has the card, or set spec.nodeName", describe(reported))
 	case len(names) == 0:
 		return at.because(v1alpha1.ReasonCardNotFound,
@@ -178,8 +178,9 @@ func join(reported []opi.HostPF, has []v1alpha1.XPUNodePF) (joined []v1alpha1.XP
 	})
 }
 
-// numbered returns the PFs of a node that have VFs, or those that the spec names, sorted by address.
-// Their names have the number of the PCI function, which firmware gives to a PF as its number.
+// numbered returns the PFs of a node that have VFs, or those that the spec names, sorted by
+// address. Their names have the number of the PCI function, which firmware gives to a PF as its
+// number.
 func numbered(has []v1alpha1.XPUNodePF, wanted []string) (pfs []v1alpha1.XPUPF) {
 	for _, pf := range has {
 		_, number, _ := strings.Cut(pf.Address, ".")

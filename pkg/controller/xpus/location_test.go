@@ -64,7 +64,7 @@ func TestLocate(t *testing.T) {
 				node("node1", pf("0000:3b:00.0", "MT1", "02:00:00:00:00:01")),
 			},
 			want: location{serial: "MT1", reason: "CardNotFound",
-				message: "no node has told of a PF that is c1pf0 hw_addr 02:00:00:00:00:09 " +
+				message: "no node has reported a PF that is c1pf0 hw_addr 02:00:00:00:00:09 " +
 					"serial MT1 yet"},
 		},
 		"as the spec says": {spec: v1alpha1.XPUSpec{

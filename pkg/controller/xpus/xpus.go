@@ -57,8 +57,8 @@ type Options struct {
 	ResyncPeriod time.Duration
 	// FailedGrace is [opi.Config.FailedGrace].
 	FailedGrace time.Duration
-	// TaintRulesAfter is how long an OPI agent must have been away before the devices of its XPU are
-	// tainted by DeviceTaintRules. 0 deletes the rules, and nil leaves them alone.
+	// TaintRulesAfter is how long an OPI agent must have been away before the devices of its XPU
+	// are tainted by DeviceTaintRules. 0 deletes the rules, and nil leaves them alone.
 	TaintRulesAfter *time.Duration
 	// Concurrency is how many XPUs are reconciled at once.
 	Concurrency int

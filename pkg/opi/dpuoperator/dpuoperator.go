@@ -60,8 +60,8 @@ type agent struct {
 	ports evpn.BridgePortServiceClient
 }
 
-// pings are the methods by which versions of the agent show that they are alive. The fields of their
-// messages are optional.
+// pings are the methods by which versions of the agent show that they are alive. The fields of
+// their messages are optional.
 var pings = [...]string{
 	"/opi_api.lifecycle.v1.HeartbeatService/Ping", // opi-api v1.0.0
 	"/opi_api.lifecycle.v1alpha1.HeartbeatService/Ping",
