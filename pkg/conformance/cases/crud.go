@@ -4,6 +4,7 @@ package cases
 
 import (
 	"path"
+	"slices"
 	"strings"
 
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
@@ -34,6 +35,11 @@ const (
 
 // crudCreate are the cases about Create.
 func crudCreate() []generic {
+	return slices.Concat(creations(), comingUp(), creationsAgain(), creationsWithoutID())
+}
+
+// creations are cases about what Create answers.
+func creations() []generic {
 	return []generic{
 		{
 			name: "create-answers-the-object", source: "AIP-133",
@@ -101,6 +107,12 @@ func crudCreate() []generic {
 				wantNotForged(t, got)
 			},
 		},
+	}
+}
+
+// comingUp are cases about the status of a new object.
+func comingUp() []generic {
+	return []generic{
 		{
 			name: "create-comes-up", says: "{kind} is up.",
 			violation: "Pods wait for ever for a {kind} that does not come into service.",
@@ -141,6 +153,12 @@ func crudCreate() []generic {
 				}
 			},
 		},
+	}
+}
+
+// creationsAgain are cases about a Create with the id of an object that exists.
+func creationsAgain() []generic {
+	return []generic{
 		{
 			name: "create-again-keeps-one", source: "AIP-133", says: duplicate +
 				" (Agents may answer OK with the object that is there, because a lost answer is asked " +
@@ -177,6 +195,12 @@ func crudCreate() []generic {
 				t.WantAsMade(o)
 			},
 		},
+	}
+}
+
+// creationsWithoutID are cases about ids that the agent chooses.
+func creationsWithoutID() []generic {
+	return []generic{
 		{
 			name: conformance.CreateWithoutID,
 			says: "If this is not provided the system will auto-generate it.",
@@ -311,6 +335,11 @@ func crudRead() []generic {
 
 // crudDelete are the cases about Delete.
 func crudDelete() []generic {
+	return slices.Concat(deletions(), deletionsOfMissing(), creationsAfterDelete())
+}
+
+// deletions are cases about a Delete of an object that exists.
+func deletions() []generic {
 	return []generic{
 		{
 			name: "deleted-is-gone", source: "AIP-121", says: strongDelete +
@@ -360,6 +389,12 @@ func crudDelete() []generic {
 				t.WantAsMade(stays)
 			},
 		},
+	}
+}
+
+// deletionsOfMissing are cases about a Delete of an object that may not exist.
+func deletionsOfMissing() []generic {
+	return []generic{
 		{
 			name: "delete-of-a-missing-one", source: "AIP-135",
 			says: "If the requested resource does not exist, the service must error with NOT_FOUND " +
@@ -402,6 +437,12 @@ func crudDelete() []generic {
 				t.WantGone(k, o.Name)
 			},
 		},
+	}
+}
+
+// creationsAfterDelete are cases about an object that is made again.
+func creationsAfterDelete() []generic {
+	return []generic{
 		{
 			name: "made-again-after-delete", source: "AIP-121", says: strongCreate,
 			violation: "The next pod on a Function gets the {kind} of the last.",

@@ -71,6 +71,11 @@ func refusals(k *Kind, all []refused) []Case {
 }
 
 func logicalBridgeCases(k *Kind) []Case {
+	return slices.Concat(refusedBridges(k), vlans(k), bridgesWithPorts(k))
+}
+
+// refusedBridges are cases about specs that must be refused.
+func refusedBridges(k *Kind) []Case {
 	vlan := func(n uint32) func(*T, proto.Message) {
 		return func(_ *T, spec proto.Message) { spec.(*evpn.LogicalBridgeSpec).VlanId = n }
 	}
@@ -98,25 +103,29 @@ func logicalBridgeCases(k *Kind) []Case {
 			violation: "Pods are in the VLAN that the lower 12 bits say, which is another tenant's.",
 			spoil:     vlan(0xffff0005),
 		},
-	}),
-		Case{
-			Name: "spec-missing-is-refused", Source: "AIP-203", Says: required,
-			Violation: "A client that forgets the spec makes a logical bridge of no VLAN, or ends " +
-				"the agent.",
-			Run: func(t *T) { wantNoSpecRefused(t, k) },
-		},
-		Case{
+	}), Case{
+		Name: "spec-missing-is-refused", Source: "AIP-203", Says: required,
+		Violation: "A client that forgets the spec makes a logical bridge of no VLAN, or ends " +
+			"the agent.",
+		Run: func(t *T) { wantNoSpecRefused(t, k) },
+	})
+}
+
+// vlans are cases about VLAN ids that may be used.
+func vlans(k *Kind) []Case {
+	return []Case{
+		{
 			Name: "vlan-id-1-is-taken", Says: saysVLAN,
 			Level:     conformance.Should,
 			Violation: "The first VLAN, which is the default of many switches, cannot have pods.",
 			Run:       func(t *T) { wantVLANTaken(t, k, 1) },
 		},
-		Case{
+		{
 			Name: "vlan-id-4094-is-taken", Says: saysVLAN,
 			Violation: "The last VLAN cannot have pods.",
 			Run:       func(t *T) { wantVLANTaken(t, k, 4094) },
 		},
-		Case{
+		{
 			Name: "vlan-id-is-free-after-delete", Source: "AIP-135",
 			Says: "The Delete method should succeed if and only if a resource was present and " +
 				"was successfully deleted.",
@@ -130,7 +139,7 @@ func logicalBridgeCases(k *Kind) []Case {
 				t.WantUp(k, got.GetName())
 			},
 		},
-		Case{
+		{
 			Name: "vlan-id-is-free-after-update", Source: "AIP-121", Says: strongUpdate,
 			Violation: "Each network whose VLAN was changed makes a VLAN useless.",
 			Run: func(t *T) {
@@ -145,7 +154,13 @@ func logicalBridgeCases(k *Kind) []Case {
 				t.WantUp(k, got.GetName())
 			},
 		},
-		Case{
+	}
+}
+
+// bridgesWithPorts are cases about logical bridges that have or had ports.
+func bridgesWithPorts(k *Kind) []Case {
+	return []Case{
+		{
 			Name: "with-a-port-is-not-deleted", Source: "AIP-135",
 			Says: "The API must fail with a FAILED_PRECONDITION error if child resources are " +
 				"present.",
@@ -158,7 +173,7 @@ func logicalBridgeCases(k *Kind) []Case {
 				t.WantOK("Get after that Delete", err)
 			},
 		},
-		Case{
+		{
 			Name: "with-a-port-stays-up-after-refused-delete", Source: "AIP-135",
 			Says: "The API must fail with a FAILED_PRECONDITION error if child resources are " +
 				"present.",
@@ -174,7 +189,7 @@ func logicalBridgeCases(k *Kind) []Case {
 				}
 			},
 		},
-		Case{
+		{
 			Name: "without-its-ports-is-deleted", Source: "AIP-121", Says: strongDelete,
 			Violation: "Networks pile up at the agent, and their VLANs stay in use.",
 			Run: func(t *T) {
@@ -188,7 +203,7 @@ func logicalBridgeCases(k *Kind) []Case {
 				t.WantGone(k, bridge)
 			},
 		},
-		Case{
+		{
 			Name: "update-keeps-its-ports-up", Source: "AIP-134",
 			Says:      "Update methods should not trigger other side effects.",
 			Violation: "A change of a network ends the traffic of its pods.",
@@ -201,7 +216,7 @@ func logicalBridgeCases(k *Kind) []Case {
 				t.WantUp(t.Kinds.BridgePort, port.Name)
 			},
 		},
-	)
+	}
 }
 
 // wantNoSpecRefused ends the case unless a Create without a spec, and one without an object, are
@@ -317,6 +332,11 @@ func bridgePortCases(k *Kind) []Case {
 
 // portRelations are cases about ports beside other objects.
 func portRelations(k *Kind) []Case {
+	return slices.Concat(portsRefused(k), portsMoved(k), portsBesideOthers(k))
+}
+
+// portsRefused are cases about what keeps a port from being made, and what does not.
+func portsRefused(k *Kind) []Case {
 	return []Case{
 		{
 			Name: "spec-missing-is-refused", Source: "AIP-203", Says: required,
@@ -385,6 +405,12 @@ func portRelations(k *Kind) []Case {
 				t.WantOK("Create with the MAC address of a deleted port", err)
 			},
 		},
+	}
+}
+
+// portsMoved are cases about an Update of the logical bridge or the MAC address of a port.
+func portsMoved(k *Kind) []Case {
+	return []Case{
 		{
 			Name: "moves-to-another-logical-bridge", Source: "AIP-121", Says: strongUpdate,
 			Violation: "A pod that is moved to another network stays in the old one.",
@@ -456,6 +482,12 @@ func portRelations(k *Kind) []Case {
 				t.WantAsMade(o)
 			},
 		},
+	}
+}
+
+// portsBesideOthers are cases about ports that must not disturb other objects.
+func portsBesideOthers(k *Kind) []Case {
+	return []Case{
 		{
 			Name: "may-have-the-id-of-a-logical-bridge", Source: "AIP-122",
 			Says: "All resource names defined by an API must be unique within that API. (Names " +

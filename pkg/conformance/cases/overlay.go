@@ -4,6 +4,7 @@ package cases
 
 import (
 	"net/netip"
+	"slices"
 
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	netcommon "github.com/opiproject/opi-api/network/opinetcommon/v1alpha1/gen/go"
@@ -65,22 +66,18 @@ func spoiledVNI(
 	}
 }
 
+// wrongPlace is what it means for pods that frames do not reach another xPU.
+const wrongPlace = "Pods of several xPUs that should reach each other do not."
+
 func l2Overlay(kinds conformance.Kinds) []Case {
 	k := kinds.LogicalBridge
-	const wrongPlace = "Pods of several xPUs that should reach each other do not."
-	// length sets a wrong prefix length, at an address that the xPU has if the run knows one.
-	length := func(n int32) func(*T, *evpn.LogicalBridgeSpec) {
-		return func(t *T, s *evpn.LogicalBridgeSpec) {
-			vtep := t.Config().VTEP
-			if !vtep.IsValid() {
-				vtep = netip.MustParsePrefix("198.18.0.1/24")
-			}
-			s.VtepIpPrefix = conformance.IPPrefix(vtep)
-			s.VtepIpPrefix.Len = n
-		}
-	}
+	return about(conformance.L2Overlay, k,
+		slices.Concat(newVNIs(k), tunnelEndpoints(k), keptVNIs(k), changedVNIs(k)))
+}
 
-	return about(conformance.L2Overlay, k, []Case{
+// newVNIs are cases about a new logical bridge with a VNI.
+func newVNIs(k *Kind) []Case {
+	return []Case{
 		{
 			Name: "vni-comes-up", Says: "Logical Bridge is up", Violation: wrongPlace,
 			Run: func(t *T) {
@@ -154,6 +151,12 @@ func l2Overlay(kinds conformance.Kinds) []Case {
 			func(t *T, s *evpn.LogicalBridgeSpec) {
 				s.Vni = haveVNI(t, k).Spec.(*evpn.LogicalBridgeSpec).Vni
 			}),
+	}
+}
+
+// tunnelEndpoints are cases about vtep_ip_prefix.
+func tunnelEndpoints(k *Kind) []Case {
+	return []Case{
 		spoiledVNI(k, "vtep-of-5-bytes", "", saysVTEP, wrongPlace,
 			func(_ *T, s *evpn.LogicalBridgeSpec) {
 				s.VtepIpPrefix = &netcommon.IPPrefix{Len: 64, Addr: &netcommon.IPAddress{
@@ -161,8 +164,8 @@ func l2Overlay(kinds conformance.Kinds) []Case {
 					V4OrV6: &netcommon.IPAddress_V6Addr{V6Addr: []byte{1, 2, 3, 4, 5}},
 				}}
 			}),
-		spoiledVNI(k, "vtep-length-of-129", "", lenV4, wrongPlace, length(129)),
-		spoiledVNI(k, "vtep-length-negative", "", lenV4, wrongPlace, length(-1)),
+		spoiledVNI(k, "vtep-length-of-129", "", lenV4, wrongPlace, withVTEPLength(129)),
+		spoiledVNI(k, "vtep-length-negative", "", lenV4, wrongPlace, withVTEPLength(-1)),
 		{
 			Name: "vtep-may-be-absent", Source: "AIP-203",
 			Says: "The use of OPTIONAL indicates that a field is not required.",
@@ -191,15 +194,21 @@ func l2Overlay(kinds conformance.Kinds) []Case {
 				t.WantUp(k, got.GetName())
 			},
 		},
+	}
+}
+
+// keptVNIs are cases about VNIs while ports and other logical bridges come and go.
+func keptVNIs(k *Kind) []Case {
+	return []Case{
 		{
 			Name: "port-comes-up", Says: "Bridge Port is up", Violation: wrongPlace,
 			Run: func(t *T) {
 				t.NeedInterfaces()
 				bridge, port := haveVNIUp(t, k), t.Port()
-				got, err := t.Create(kinds.BridgePort, port.ID,
+				got, err := t.Create(t.Kinds.BridgePort, port.ID,
 					conformance.Access(port.MAC, bridge.Name))
 				t.WantOK("Create of a port", err)
-				t.WantUp(kinds.BridgePort, got.GetName())
+				t.WantUp(t.Kinds.BridgePort, got.GetName())
 			},
 		},
 		{
@@ -245,6 +254,12 @@ func l2Overlay(kinds conformance.Kinds) []Case {
 				t.WantUp(k, stays.Name)
 			},
 		},
+	}
+}
+
+// changedVNIs are cases about an Update of the VNI.
+func changedVNIs(k *Kind) []Case {
+	return []Case{
 		{
 			Name: "update-sets-a-vni", Source: "AIP-121", Says: strongUpdate,
 			Violation: "A network that is extended to other xPUs does not reach them.",
@@ -305,5 +320,17 @@ func l2Overlay(kinds conformance.Kinds) []Case {
 				t.WantAsMade(o)
 			},
 		},
-	})
+	}
+}
+
+// withVTEPLength sets a wrong prefix length, at an address that the xPU has if the run knows one.
+func withVTEPLength(n int32) func(*T, *evpn.LogicalBridgeSpec) {
+	return func(t *T, s *evpn.LogicalBridgeSpec) {
+		vtep := t.Config().VTEP
+		if !vtep.IsValid() {
+			vtep = netip.MustParsePrefix("198.18.0.1/24")
+		}
+		s.VtepIpPrefix = conformance.IPPrefix(vtep)
+		s.VtepIpPrefix.Len = n
+	}
 }

@@ -64,7 +64,13 @@ func trunk(kinds conformance.Kinds) []Case {
 }
 
 func trunkChanges(kinds conformance.Kinds) []Case {
-	k, bridges := kinds.BridgePort, kinds.LogicalBridge
+	return slices.Concat(trunksMade(kinds), trunksRefused(kinds), trunkMembers(kinds),
+		trunksBesidePorts(kinds), trunksAndAccess(kinds))
+}
+
+// trunksMade are cases about a new TRUNK port.
+func trunksMade(kinds conformance.Kinds) []Case {
+	k := kinds.BridgePort
 	return []Case{
 		{
 			Name: "trunk-is-answered", Source: "AIP-133",
@@ -110,6 +116,13 @@ func trunkChanges(kinds conformance.Kinds) []Case {
 				t.WantOK("Create of the same in another order", err)
 			},
 		},
+	}
+}
+
+// trunksRefused are cases about a TRUNK port that is refused.
+func trunksRefused(kinds conformance.Kinds) []Case {
+	k, bridges := kinds.BridgePort, kinds.LogicalBridge
+	return []Case{
 		{
 			Name: "trunk-with-a-missing-logical-bridge-is-refused", Says: saysBridges,
 			Violation: "A pod starts without one of its networks.",
@@ -150,6 +163,13 @@ func trunkChanges(kinds conformance.Kinds) []Case {
 				t.WantOK("Create with the MAC address of a refused one", err)
 			},
 		},
+	}
+}
+
+// trunkMembers are cases about the logical bridges that a TRUNK port is in.
+func trunkMembers(kinds conformance.Kinds) []Case {
+	k, bridges := kinds.BridgePort, kinds.LogicalBridge
+	return []Case{
 		{
 			Name: "trunk-is-in-each-logical-bridge", Source: "AIP-135",
 			Says: "The API must fail with a FAILED_PRECONDITION error if child resources are " +
@@ -202,6 +222,13 @@ func trunkChanges(kinds conformance.Kinds) []Case {
 				t.WantGone(bridges, names[1])
 			},
 		},
+	}
+}
+
+// trunksBesidePorts are cases about ports that share logical bridges.
+func trunksBesidePorts(kinds conformance.Kinds) []Case {
+	k := kinds.BridgePort
+	return []Case{
 		{
 			Name: "trunk-and-access-share-a-logical-bridge", Says: saysTrunk,
 			Violation: "A pod with several networks reaches no pod with one.",
@@ -229,6 +256,13 @@ func trunkChanges(kinds conformance.Kinds) []Case {
 				t.WantUp(k, o.Name)
 			},
 		},
+	}
+}
+
+// trunksAndAccess are cases about an Update of the type of a port.
+func trunksAndAccess(kinds conformance.Kinds) []Case {
+	k := kinds.BridgePort
+	return []Case{
 		{
 			Name: "access-becomes-trunk", Source: "AIP-121", Says: strongUpdate,
 			Violation: "A pod that is to have several networks keeps one.",

@@ -4,6 +4,7 @@ package cases
 
 import (
 	"path"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -13,6 +14,11 @@ import (
 
 // crudUpdate are the cases about Update.
 func crudUpdate() []generic {
+	return slices.Concat(updates(), updatesByMask(), updatesWithoutEffect(), updatesOfMissing())
+}
+
+// updates are cases about an Update without a mask.
+func updates() []generic {
 	return []generic{
 		{
 			name: "update-changes", source: "AIP-121", says: strongUpdate,
@@ -77,6 +83,12 @@ func crudUpdate() []generic {
 				t.WantAsMade(o)
 			},
 		},
+	}
+}
+
+// updatesByMask are cases about the fields that an Update changes.
+func updatesByMask() []generic {
+	return []generic{
 		{
 			name: "update-with-mask-changes-the-field", source: "AIP-134",
 			says:      "Only fields declared in the field mask are updated.",
@@ -155,6 +167,13 @@ func crudUpdate() []generic {
 				t.WantCode("Update with mask spec.no_such_field", err, codes.InvalidArgument)
 			},
 		},
+	}
+}
+
+// updatesWithoutEffect are cases about an Update that is refused, and about a status, which only the
+// agent sets.
+func updatesWithoutEffect() []generic {
+	return []generic{
 		{
 			name: "refused-update-changes-nothing", source: "AIP-193",
 			says: "Services must return a google.rpc.Status message when an API error occurs.",
@@ -199,6 +218,12 @@ func crudUpdate() []generic {
 				wantNotForged(t, got)
 			},
 		},
+	}
+}
+
+// updatesOfMissing are cases about an Update of an object that does not exist.
+func updatesOfMissing() []generic {
+	return []generic{
 		{
 			name: "update-of-a-missing-one", source: "AIP-134",
 			says: "If the requested resource does not exist, the service must error with NOT_FOUND " +
