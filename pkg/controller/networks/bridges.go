@@ -252,6 +252,7 @@ func (r *Bridges) note(ctx context.Context, b Bridge, known bool, err error) {
 	}
 
 	if gone {
+		r.retries.Forget(b)
 		// An XPU that is being deleted waits for it.
 		r.options.Sessions.Notify(b.XPU, sessions.HealthChanged)
 	}

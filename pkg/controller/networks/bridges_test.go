@@ -11,6 +11,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 )
 
 // TestNetworkAtStart: a controller that starts keeps the status of a network that Ports need until
@@ -38,5 +39,22 @@ func TestNetworkAtStart(t *testing.T) {
 	}
 	if network.Status.XPUs != 1 || network.Status.ReadyXPUs != 1 {
 		t.Errorf("counts became %d and %d", network.Status.XPUs, network.Status.ReadyXPUs)
+	}
+}
+
+// TestGoneBridgeIsForgotten: nothing is kept of a bridge whose XPU was deleted while its agent
+// failed.
+func TestGoneBridgeIsForgotten(t *testing.T) {
+	r := newBridges(reconciling.Cluster{}, Options{
+		Ports: model.NewPorts(), Sessions: sessions.New(sessions.Options{}),
+	})
+	r.changed = func(string) {}
+	b := Bridge{"blue", "card"}
+
+	r.begin(b)
+	r.retries.When(b)
+	r.note(t.Context(), b, true, errNoXPU)
+	if n := r.retries.NumRequeues(b); n > 0 || len(r.all)+len(r.byXPU)+len(r.byNetwork) > 0 {
+		t.Errorf("%d attempts are kept, and %v", n, r.all)
 	}
 }
