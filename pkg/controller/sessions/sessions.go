@@ -46,7 +46,8 @@ type Options struct {
 	Debounce time.Duration
 	// CheckInterval and CheckTimeout are the options of [opi.SessionOptions] with these names.
 	CheckInterval, CheckTimeout time.Duration
-	// Failed is called for each operation on an XPU's agent that failed.
+	// Failed is called for each operation on an XPU's agent that failed, as long as the XPU has the
+	// session.
 	Failed func(xpu, operation string, err error)
 	Log    logr.Logger
 }
@@ -145,7 +146,8 @@ func (s *Sessions) Open(
 	}
 
 	log := s.options.Log.WithValues("xpu", xpu)
-	made, err := opi.NewSession(config, opi.SessionOptions{
+	var made *opi.Session
+	made, err = opi.NewSession(config, opi.SessionOptions{
 		Debounce: s.options.Debounce, CheckInterval: s.options.CheckInterval,
 		CheckTimeout: s.options.CheckTimeout, Log: log,
 		Connection: func(bool) {
@@ -153,9 +155,12 @@ func (s *Sessions) Open(
 			s.Notify(xpu, ConnectionChanged)
 		},
 		Changed: func() { s.Notify(xpu, HealthChanged) },
-		Failed:  func(operation string, err error) { s.options.Failed(xpu, operation, err) },
+		Failed: func(operation string, err error) {
+			if s.isCurrent(xpu, made) {
+				s.options.Failed(xpu, operation, err)
+			}
+		},
 	})
-
 	if err != nil {
 		return false, err
 	}
@@ -170,6 +175,15 @@ func (s *Sessions) Open(
 	})
 
 	return true, nil
+}
+
+// isCurrent reports whether this is the XPU's session. Calls that are under way when a session ends
+// fail, also after the metrics of an XPU that is gone were forgotten.
+func (s *Sessions) isCurrent(xpu string, one *opi.Session) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known := s.byXPU[xpu]
+	return known != nil && known.Session == one
 }
 
 // Refuse ends the session with the XPU's agent, if there is one. why says why the configuration
