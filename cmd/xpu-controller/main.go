@@ -96,6 +96,25 @@ carries them from one to the other.`,
 	}
 
 	f := c.Flags()
+	o.addFlags(f)
+	o.addWorkFlags(f)
+	o.addTenantFlags(f)
+	o.logs.AddFlags(f)
+	taintRulesAfter := f.Duration("device-taint-rules-after", 0,
+		"role all: time that an OPI agent must have been unreachable before the devices of its xPU are "+
+			"tainted by DeviceTaintRules, which also hold while the node's agent is away; 0s deletes the "+
+			"rules. If it is left out, rules are left alone, and no rights for them are needed")
+	c.PreRun = func(*cobra.Command, []string) {
+		if f.Changed("device-taint-rules-after") {
+			o.controller.TaintRulesAfter = taintRulesAfter
+		}
+	}
+
+	return c
+}
+
+// addFlags adds what the program is and serves.
+func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.role, "role", string(controller.RoleAll),
 		"which part of the work it does: all, tenant, infra or broker")
 	f.StringVar(&o.kubeconfig, "kubeconfig",
@@ -135,6 +154,10 @@ carries them from one to the other.`,
 		"directory with tls.crt and tls.key for --webhook-bind-address, followed when they change; "+
 			"without them the API server gets no answers")
 	f.StringVar(&o.tracingEndpoint, "tracing-endpoint", "", tracing.EndpointUsage)
+}
+
+// addWorkFlags adds how fast the program works, and how long it waits.
+func (o *options) addWorkFlags(f *pflag.FlagSet) {
 	f.Float32Var(&o.apiQPS, "kube-api-qps", 200, "requests per second to the API server, over time")
 	f.IntVar(&o.apiBurst, "kube-api-burst", 400, "requests to the API server at once")
 	f.DurationVar(&o.controller.ProvisionTimeout, "provision-timeout", 60*time.Second,
@@ -143,23 +166,10 @@ carries them from one to the other.`,
 	f.DurationVar(&o.controller.GangTimeout, "gang-timeout", 5*time.Minute,
 		"time from the first allocation after which the claims of a PodGroup are given back if not all "+
 			"of its Ports are up; it should be less than the scheduler's bindingTimeout, which is 10 min")
-	taintRulesAfter := f.Duration("device-taint-rules-after", 0,
-		"role all: time that an OPI agent must have been unreachable before the devices of its xPU are "+
-			"tainted by DeviceTaintRules, which also hold while the node's agent is away; 0s deletes the "+
-			"rules. If it is left out, rules are left alone, and no rights for them are needed")
-	c.PreRun = func(*cobra.Command, []string) {
-		if f.Changed("device-taint-rules-after") {
-			o.controller.TaintRulesAfter = taintRulesAfter
-		}
-	}
 	f.DurationVar(&o.controller.AgentTimeout, "agent-timeout", 15*time.Second,
 		"time that an OPI agent has for one port or network before it is asked again")
 	f.DurationVar(&o.controller.ResyncPeriod, "resync-period", 3*time.Minute,
 		"how often all that an OPI agent has is compared with what is wanted, up to a quarter longer")
-	o.addTenantFlags(f)
-	o.logs.AddFlags(f)
-
-	return c
 }
 
 // addTenantFlags adds what bounds each tenant of role broker.
@@ -257,54 +267,17 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-
 	ctrl.SetLogger(log)
 	klog.SetLogger(log)
 
-	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	mgr, err := o.newManager(log)
 	if err != nil {
-		return fmt.Errorf("--kubeconfig: %w", err)
-	}
-
-	name := "xpu-controller"
-	o.manager.Cache = controller.CacheOptions(o.controller.Namespace)
-	if o.role == roleBroker {
-		name = "xpu-broker"
-		o.manager.Cache = broker.CacheOptions(o.controller.Namespace, o.profiles != "")
-	}
-
-	config = rest.AddUserAgent(config, name)
-	config.QPS, config.Burst = o.apiQPS, o.apiBurst
-
-	scheme := controller.Scheme
-	if o.role == roleBroker {
-		scheme = broker.Scheme
-	}
-	if o.manager.Scheme, err = scheme(); err != nil {
-		return err
-	}
-
-	o.manager.Logger = log
-	o.manager.LeaderElectionID = name
-	o.manager.LeaderElectionNamespace = o.controller.Namespace
-	o.manager.LeaderElectionReleaseOnCancel = true // the process ends right after
-	o.manager.LeaseDuration, o.manager.RenewDeadline, o.manager.RetryPeriod = new(
-		leaseDuration,
-	), new(renewDeadline), new(retryPeriod)
-	if o.manager.Metrics.SecureServing {
-		o.manager.Metrics.FilterProvider = reviewed
-	}
-
-	mgr, err := ctrl.NewManager(config, o.manager)
-	if err != nil {
-		return fmt.Errorf("manager: %w", err)
-	}
-	if err := addChecks(mgr); err != nil {
 		return err
 	}
 
 	metrics.Registry.MustRegister(monitoring.NewBuildInfo("xpu-controller"))
-	if o.controller.Tracer, err = tracing.Dial(ctx, o.tracingEndpoint, name, log); err != nil {
+	o.controller.Tracer, err = tracing.Dial(ctx, o.tracingEndpoint, o.name(), log)
+	if err != nil {
 		return fmt.Errorf("--tracing-endpoint: %w", err)
 	}
 	defer o.controller.Tracer.Stop(ctx)
@@ -316,27 +289,68 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 
+	o.controller.Installation = installation
 	if o.role == roleBroker {
-		options := broker.Options{Namespace: o.controller.Namespace, Identity: string(installation),
-			Registerer: metrics.Registry, Limits: o.limits}
-		if o.profiles != "" {
-			if options.ProfileAccess, err = access.NewFromFile(o.profiles); err != nil {
-				return fmt.Errorf("--clusterprofile-provider-file: %w", err)
-			}
-		}
-		return runBroker(ctx, mgr, options)
+		return o.runBroker(ctx, mgr)
+	}
+	return o.runController(ctx, mgr)
+}
+
+// name is the name of the program in its role: of its Lease, and for the API server and traces.
+func (o *options) name() string {
+	if o.role == roleBroker {
+		return "xpu-broker"
+	}
+	return "xpu-controller"
+}
+
+// newManager returns the manager of the role, which reads and writes the cluster.
+func (o *options) newManager(log logr.Logger) (ctrl.Manager, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	config = rest.AddUserAgent(config, o.name())
+	config.QPS, config.Burst = o.apiQPS, o.apiBurst
+
+	if o.role == roleBroker {
+		o.manager.Cache = broker.CacheOptions(o.controller.Namespace, o.profiles != "")
+		o.manager.Scheme, err = broker.Scheme()
+	} else {
+		o.manager.Cache = controller.CacheOptions(o.controller.Namespace)
+		o.manager.Scheme, err = controller.Scheme()
+	}
+	if err != nil {
+		return nil, err
 	}
 
-	o.controller.Role, o.controller.Installation, o.controller.Registerer = controller.Role(
-		o.role,
-	), installation, metrics.Registry
+	o.manager.Logger = log
+	o.manager.LeaderElectionID = o.name()
+	o.manager.LeaderElectionNamespace = o.controller.Namespace
+	o.manager.LeaderElectionReleaseOnCancel = true // the process ends right after
+	o.manager.LeaseDuration, o.manager.RenewDeadline = new(leaseDuration), new(renewDeadline)
+	o.manager.RetryPeriod = new(retryPeriod)
+	if o.manager.Metrics.SecureServing {
+		o.manager.Metrics.FilterProvider = reviewed
+	}
+
+	mgr, err := ctrl.NewManager(config, o.manager)
+	if err != nil {
+		return nil, fmt.Errorf("manager: %w", err)
+	}
+	return mgr, addChecks(mgr)
+}
+
+// runController runs the reconcilers of a role other than the broker's until ctx ends.
+func (o *options) runController(ctx context.Context, mgr ctrl.Manager) error {
+	o.controller.Role, o.controller.Registerer = controller.Role(o.role), metrics.Registry
 	if o.manager.LeaderElection {
 		host, err := os.Hostname() // as the leader election of controller-runtime does
 		if err != nil {
 			return fmt.Errorf("leader election: %w", err)
 		}
 		o.controller.Fence = controller.NewFence(mgr.GetAPIReader(),
-			client.ObjectKey{Namespace: o.controller.Namespace, Name: name}, host)
+			client.ObjectKey{Namespace: o.controller.Namespace, Name: o.name()}, host)
 	}
 
 	if err := controller.Setup(ctx, mgr, o.controller); err != nil {
@@ -344,7 +358,7 @@ func run(ctx context.Context, o options) error {
 	}
 
 	if o.hasWebhook() {
-		o.webhook.Registerer, o.webhook.Log = metrics.Registry, log.WithName("webhook")
+		o.webhook.Registerer, o.webhook.Log = metrics.Registry, mgr.GetLogger().WithName("webhook")
 		if err := mgr.Add(webhook.New(o.webhook)); err != nil {
 			return fmt.Errorf("webhook: %w", err)
 		}
@@ -353,24 +367,36 @@ func run(ctx context.Context, o options) error {
 	return mgr.Start(ctx)
 }
 
+// runBroker runs the broker until ctx ends.
+func (o *options) runBroker(ctx context.Context, mgr ctrl.Manager) error {
+	settings := broker.Options{
+		Namespace: o.controller.Namespace, Identity: string(o.controller.Installation),
+		Registerer: metrics.Registry, Limits: o.limits,
+	}
+	if o.profiles != "" {
+		var err error
+		if settings.ProfileAccess, err = access.NewFromFile(o.profiles); err != nil {
+			return fmt.Errorf("--clusterprofile-provider-file: %w", err)
+		}
+	}
+
+	members := broker.NewMembers()
+	all, err := mcmanager.WithMultiCluster(mgr, members)
+	if err != nil {
+		return fmt.Errorf("manager: %w", err)
+	}
+	if err := broker.Setup(ctx, all, members, settings); err != nil {
+		return err
+	}
+	return all.Start(ctx)
+}
+
 // reviewed returns the filter of the manager's metrics, which lets those read them that the API
 // server lets get /metrics.
 func reviewed(config *rest.Config, _ *http.Client) (metricsserver.Filter, error) {
 	return func(log logr.Logger, metrics http.Handler) (http.Handler, error) {
 		return secure.Handler(config, metrics, log)
 	}, nil
-}
-
-func runBroker(ctx context.Context, mgr ctrl.Manager, o broker.Options) error {
-	members := broker.NewMembers()
-	all, err := mcmanager.WithMultiCluster(mgr, members)
-	if err != nil {
-		return fmt.Errorf("manager: %w", err)
-	}
-	if err := broker.Setup(ctx, all, members, o); err != nil {
-		return err
-	}
-	return all.Start(ctx)
 }
 
 func addChecks(mgr ctrl.Manager) error {
