@@ -165,6 +165,22 @@ func Dial(cfg Config) (*Client, error) {
 		traits: traits, changes: changes{timing: traits.Timing},
 	}
 
+	// A target of gRPC's own schemes is a URI, in which the zone of an IPv6 address would be taken
+	// for an escape sequence.
+	conn, err := grpc.NewClient("passthrough:///agent", c.dialOptions(cfg)...)
+	if err != nil {
+		return nil, fmt.Errorf("opi: endpoint %q: %w", cfg.Endpoint, err)
+	}
+
+	c.conn, c.agent = conn, cfg.Dialect.New(conn)
+	c.setKinds()
+
+	return c, nil
+}
+
+// dialOptions returns the options of the connection. Each attempt to connect sets peer and
+// connections.
+func (c *Client) dialOptions(cfg Config) []grpc.DialOption {
 	dialer := newDialer()
 	dial := func(ctx context.Context, _ string) (net.Conn, error) {
 		conn, err := dialer.DialContext(ctx, "tcp", cfg.Endpoint)
@@ -175,8 +191,6 @@ func Dial(cfg Config) (*Client, error) {
 		return conn, err
 	}
 
-	// A target of gRPC's own schemes is a URI, in which the zone of an IPv6 address would be taken
-	// for an escape sequence.
 	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(cfg.credentials()),
 		grpc.WithAuthority(cfg.authority()),
@@ -190,7 +204,7 @@ func Dial(cfg Config) (*Client, error) {
 			},
 			MinConnectTimeout: connectTimeout,
 		}),
-		grpc.WithUnaryInterceptor(limitConcurrency(traits.Timing)),
+		grpc.WithUnaryInterceptor(limitConcurrency(c.traits.Timing)),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithReadBufferSize(buffer),
@@ -201,14 +215,13 @@ func Dial(cfg Config) (*Client, error) {
 		options = append(options, grpc.WithStatsHandler(cfg.Stats))
 	}
 
-	conn, err := grpc.NewClient("passthrough:///agent", options...)
-	if err != nil {
-		return nil, fmt.Errorf("opi: endpoint %q: %w", cfg.Endpoint, err)
-	}
+	return options
+}
 
-	c.conn, c.agent = conn, cfg.Dialect.New(conn)
+// setKinds sets the calls for each kind of objects.
+func (c *Client) setKinds() {
 	c.ports = objectKind{noun: "port", delete: c.agent.DeletePort,
-		deleteAgain: traits.Timing.DeleteAgain}
+		deleteAgain: c.traits.Timing.DeleteAgain}
 	c.ports.status = func(ctx context.Context, id string) (Status, bool, error) {
 		got, err := c.agent.Port(ctx, id)
 		// A port that is being deleted may have lost its networks, and so its owner. It is waited
@@ -234,8 +247,6 @@ func Dial(cfg Config) (*Client, error) {
 		got, err := c.agent.Gateway(ctx, id)
 		return got.Status, c.installation.Owns(id), err
 	}
-
-	return c, nil
 }
 
 // ownerOf returns the owner of a port that is not this client's, or "" if the port is this

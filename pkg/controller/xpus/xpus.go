@@ -5,6 +5,7 @@ package xpus
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -299,60 +300,9 @@ func checkAgentOf(xpu, other *v1alpha1.XPU) error {
 
 // connect opens a session with the XPU's configuration.
 func (r *reconciler) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
-	if xpu.Spec.Endpoint == "" {
-		return reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
-			"spec.endpoint is not set, and this is no "+
-				"tenant cluster: set the address of the OPI agent")
-	}
-
-	dialect, err := dialects.Named(string(xpu.Spec.Dialect))
+	config, fingerprint, err := r.configOf(ctx, xpu)
 	if err != nil {
-		return reconciling.Refuse(v1alpha1.ReasonInvalidConfig, "spec.dialect: %s", err)
-	}
-
-	name := xpu.Name
-	config := opi.Config{
-		Endpoint: xpu.Spec.Endpoint, Dialect: dialect, Installation: r.Installation,
-		FailedGrace: r.FailedGrace,
-		Stats:       r.Tracer.ClientHandler(),
-		Claimed: func(port opi.PortStatus) string {
-			return r.AgentPorts.ClaimedElsewhere(context.Background(), name, port)
-		},
-	}
-
-	if text := xpu.Spec.VTEP; text != "" {
-		if config.VTEP, err = netip.ParseAddr(text); err != nil {
-			return reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
-				"spec.vtep: %q must be an address, such as 198.51.100.1", text)
-		}
-	}
-
-	// The fingerprint changes with everything that a connection depends on.
-	fingerprint := fmt.Appendf(nil, "%q %q %t %q", xpu.Spec.Endpoint, xpu.Spec.Dialect,
-		xpu.Spec.Insecure, xpu.Spec.VTEP)
-	if xpu.Spec.TLS != nil {
-		var secret corev1.Secret
-		key := client.ObjectKey{Namespace: r.Namespace, Name: xpu.Spec.TLS.SecretName}
-		err := r.Client.Get(ctx, key, &secret)
-		if apierrors.IsNotFound(err) {
-			return reconciling.Refuse(v1alpha1.ReasonInvalidTLSSecret,
-				"spec.tls.secretName: Secret %s does not exist; create it with tls.crt, tls.key "+
-					"and ca.crt", key)
-		}
-
-		if err != nil {
-			return fmt.Errorf("Secret %s: %w", key, err)
-		}
-
-		cert, private := secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey]
-		authorities, server := secret.Data[corev1.ServiceAccountRootCAKey], xpu.Spec.TLS.ServerName
-		config.TLS, err = opi.TLSConfig(cert, private, authorities, server)
-		if err != nil {
-			return reconciling.Refuse(v1alpha1.ReasonInvalidTLSSecret,
-				"Secret %s needs PEM in tls.crt, tls.key and ca.crt: %s", key, err)
-		}
-
-		fingerprint = fmt.Appendf(fingerprint, " %q %q %q %q", cert, private, authorities, server)
+		return err
 	}
 
 	opened, err := r.Sessions.Open(xpu.Name, sha256.Sum256(fingerprint), config)
@@ -367,4 +317,76 @@ func (r *reconciler) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 	}
 
 	return nil
+}
+
+// configOf returns the configuration of an XPU's session. The fingerprint changes with everything
+// that a connection depends on. A refusal names the field of the spec that is wrong.
+func (r *reconciler) configOf(
+	ctx context.Context, xpu *v1alpha1.XPU,
+) (config opi.Config, fingerprint []byte, err error) {
+	if xpu.Spec.Endpoint == "" {
+		return config, nil, reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
+			"spec.endpoint is not set, and this is no "+
+				"tenant cluster: set the address of the OPI agent")
+	}
+
+	dialect, err := dialects.Named(string(xpu.Spec.Dialect))
+	if err != nil {
+		return config, nil, reconciling.Refuse(v1alpha1.ReasonInvalidConfig, "spec.dialect: %s", err)
+	}
+
+	name := xpu.Name
+	config = opi.Config{
+		Endpoint: xpu.Spec.Endpoint, Dialect: dialect, Installation: r.Installation,
+		FailedGrace: r.FailedGrace,
+		Stats:       r.Tracer.ClientHandler(),
+		Claimed: func(port opi.PortStatus) string {
+			return r.AgentPorts.ClaimedElsewhere(context.Background(), name, port)
+		},
+	}
+
+	if text := xpu.Spec.VTEP; text != "" {
+		if config.VTEP, err = netip.ParseAddr(text); err != nil {
+			return config, nil, reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
+				"spec.vtep: %q must be an address, such as 198.51.100.1", text)
+		}
+	}
+
+	fingerprint = fmt.Appendf(nil, "%q %q %t %q", xpu.Spec.Endpoint, xpu.Spec.Dialect,
+		xpu.Spec.Insecure, xpu.Spec.VTEP)
+	if xpu.Spec.TLS == nil {
+		return config, fingerprint, nil
+	}
+
+	var secrets []byte
+	config.TLS, secrets, err = r.tlsOf(ctx, xpu.Spec.TLS)
+	return config, append(fingerprint, secrets...), err
+}
+
+// tlsOf returns the TLS configuration of the Secret that an XPU names, and a text that changes with
+// it.
+func (r *reconciler) tlsOf(
+	ctx context.Context, spec *v1alpha1.XPUTLS,
+) (config *tls.Config, fingerprint []byte, err error) {
+	var secret corev1.Secret
+	key := client.ObjectKey{Namespace: r.Namespace, Name: spec.SecretName}
+	err = r.Client.Get(ctx, key, &secret)
+	if apierrors.IsNotFound(err) {
+		return nil, nil, reconciling.Refuse(v1alpha1.ReasonInvalidTLSSecret,
+			"spec.tls.secretName: Secret %s does not exist; create it with tls.crt, tls.key "+
+				"and ca.crt", key)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("Secret %s: %w", key, err)
+	}
+
+	cert, private := secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey]
+	authorities := secret.Data[corev1.ServiceAccountRootCAKey]
+	config, err = opi.TLSConfig(cert, private, authorities, spec.ServerName)
+	if err != nil {
+		return nil, nil, reconciling.Refuse(v1alpha1.ReasonInvalidTLSSecret,
+			"Secret %s needs PEM in tls.crt, tls.key and ca.crt: %s", key, err)
+	}
+
+	return config, fmt.Appendf(nil, " %q %q %q %q", cert, private, authorities, spec.ServerName), nil
 }
