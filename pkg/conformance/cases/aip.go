@@ -215,6 +215,11 @@ func skipPorts(t *T, k *Kind) {
 
 // pages are the cases about pages of lists.
 func pages() []generic {
+	return slices.Concat(pageSizes(), wholeLists())
+}
+
+// pageSizes are cases about the size of a page.
+func pageSizes() []generic {
 	return []generic{
 		{
 			name: "page-size-absent-is-taken", source: "AIP-158",
@@ -263,6 +268,12 @@ func pages() []generic {
 				}
 			},
 		},
+	}
+}
+
+// wholeLists are cases about reading all pages of a list.
+func wholeLists() []generic {
+	return []generic{
 		{
 			name: "pages-of-one-have-all", source: "AIP-158",
 			says: "If the end of the collection has not been reached, the API must provide a " +

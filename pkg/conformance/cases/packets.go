@@ -152,7 +152,11 @@ func (v tag) describe() string {
 
 // packets are the cases about frames of ACCESS ports.
 func packets(kinds conformance.Kinds) []Case {
-	k := kinds.BridgePort
+	return slices.Concat(frames(), framesAfterChanges(kinds))
+}
+
+// frames are cases about the ports that frames reach.
+func frames() []Case {
 	return []Case{
 		{
 			Name: "frames-reach-the-port-of-their-address", Says: saysBridges,
@@ -197,6 +201,13 @@ func packets(kinds conformance.Kinds) []Case {
 				wantApart(t, a, other, broadcast, tagOf(t, theirs))
 			},
 		},
+	}
+}
+
+// framesAfterChanges are cases about frames of ports that are deleted or changed.
+func framesAfterChanges(kinds conformance.Kinds) []Case {
+	k := kinds.BridgePort
+	return []Case{
 		{
 			Name: "deleted-port-passes-no-frames", Source: "AIP-135",
 			Says: "The Delete method should succeed if and only if a resource was present and " +
@@ -297,7 +308,11 @@ func packetsAfterRestart(how conformance.Ending) []Case {
 
 // trunkPackets are the cases about frames of TRUNK ports.
 func trunkPackets(kinds conformance.Kinds) []Case {
-	k := kinds.BridgePort
+	return slices.Concat(taggedFrames(), taggedFramesApart(), taggedFramesAfterChanges(kinds))
+}
+
+// taggedFrames are cases about the ports that tagged frames reach.
+func taggedFrames() []Case {
 	return []Case{
 		{
 			Name: "tagged-frames-reach-another-trunk", Says: saysTrunk,
@@ -331,6 +346,12 @@ func trunkPackets(kinds conformance.Kinds) []Case {
 				wantReach(t, c, a, broadcast, untagged, tagOf(t, two))
 			},
 		},
+	}
+}
+
+// taggedFramesApart are cases about ports that frames of trunks must not reach.
+func taggedFramesApart() []Case {
+	return []Case{
 		{
 			Name: "tagged-frames-stay-in-their-logical-bridge", Says: saysTrunk,
 			Violation: "A pod with several networks connects them, which may be other tenants'.",
@@ -366,6 +387,13 @@ func trunkPackets(kinds conformance.Kinds) []Case {
 				wantApart(t, a, c, broadcast, untagged)
 			},
 		},
+	}
+}
+
+// taggedFramesAfterChanges are cases about frames of trunks that are changed or deleted.
+func taggedFramesAfterChanges(kinds conformance.Kinds) []Case {
+	k := kinds.BridgePort
+	return []Case{
 		{
 			Name: "frames-follow-an-update-of-a-trunk", Source: "AIP-121", Says: strongUpdate,
 			Violation: "A pod goes on to hear a network that it left, or does not hear a new one.",
