@@ -54,22 +54,45 @@ func (w *World) chooseModels(ctx context.Context) error {
 // waitForDevices waits until node1 publishes that many devices of the DevicePool.
 func (w *World) waitForDevices(ctx context.Context, want int) error {
 	return poll(ctx, 30*time.Second, fmt.Sprintf("node1 offers %d devices of pool modelled", want),
+		func(ctx context.Context) error { return w.hasDevices(ctx, want) })
+}
+
+// hasDevices returns an error if node1 does not publish that many devices of the DevicePool.
+func (w *World) hasDevices(ctx context.Context, want int) error {
+	devices, err := w.devicesOf(ctx, "node1")
+	if err != nil {
+		return err
+	}
+
+	devices = slices.DeleteFunc(devices, func(d resourceapi.Device) bool {
+		pool := d.Attributes["pool"].StringValue
+		return pool == nil || *pool != "modelled"
+	})
+	if len(devices) != want {
+		return fmt.Errorf("there are %d", len(devices))
+	}
+
+	return nil
+}
+
+// waitForWholePF waits until node1 publishes a PF beside its VFs. If this Kubernetes must not have
+// counters, it waits for the VFs alone and returns what the DevicePool's condition Supported says.
+func (w *World) waitForWholePF(ctx context.Context) (missing string, err error) {
+	err = poll(ctx, 30*time.Second, "node1 offers a PF beside its VFs, or cannot",
 		func(ctx context.Context) error {
-			devices, err := w.devicesOf(ctx, "node1")
-			if err != nil {
-				return err
+			missing = ""
+			offered := w.hasDevices(ctx, 1+vfsOfPF)
+			if offered == nil || w.hasDevices(ctx, vfsOfPF) != nil {
+				return offered
 			}
 
-			devices = slices.DeleteFunc(devices, func(d resourceapi.Device) bool {
-				pool := d.Attributes["pool"].StringValue
-				return pool == nil || *pool != "modelled"
-			})
-			if len(devices) != want {
-				return fmt.Errorf("there are %d", len(devices))
+			var known error
+			if missing, known = w.lackOf(ctx, "modelled"); known != nil || missing != "" {
+				return known
 			}
-
-			return nil
+			return offered
 		})
+	return missing, err
 }
 
 // quotaCounts waits until the quota's status counts that many used devices. The API server enforces
@@ -164,8 +187,13 @@ func (w *World) takeWholePF(ctx context.Context) error {
 		"--patch", patch); err != nil {
 		return err
 	}
-	if err := w.waitForDevices(ctx, 1+vfsOfPF); err != nil {
+	missing, err := w.waitForWholePF(ctx)
+	if err != nil {
 		return err
+	}
+	if missing != "" {
+		w.Detail("model: Counters: Supported is False: %s", missing)
+		return nil
 	}
 	if err := w.createPodWithClaimsOfClass(ctx, "xpu-modelled-vf", "one-vf", "node1",
 		`"network": "blue"`); err != nil {
@@ -299,23 +327,27 @@ func cutTo(text, mark string) string {
 // it is True.
 func (w *World) unsupported(ctx context.Context, name string) (message string, err error) {
 	err = poll(ctx, 30*time.Second, "DevicePool "+name+" has the condition Supported",
-		func(ctx context.Context) error {
-			var pool v1alpha1.DevicePool
-			if err := w.client.Get(ctx, types.NamespacedName{Name: name}, &pool); err != nil {
-				return err
-			}
-
-			c := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.ConditionSupported)
-			if c == nil || pool.Status.Functions == 0 {
-				return fmt.Errorf("conditions are %v, with %d Functions", pool.Status.Conditions,
-					pool.Status.Functions)
-			}
-
-			if message = ""; c.Status == metav1.ConditionFalse {
-				message = c.Message
-			}
-
-			return nil
+		func(ctx context.Context) (err error) {
+			message, err = w.lackOf(ctx, name)
+			return err
 		})
 	return message, err
+}
+
+// lackOf returns the same as unsupported, or an error if the condition is not there yet.
+func (w *World) lackOf(ctx context.Context, name string) (message string, err error) {
+	var pool v1alpha1.DevicePool
+	if err := w.client.Get(ctx, types.NamespacedName{Name: name}, &pool); err != nil {
+		return "", err
+	}
+
+	c := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.ConditionSupported)
+	switch {
+	case c == nil || pool.Status.Functions == 0:
+		return "", fmt.Errorf("conditions are %v, with %d Functions", pool.Status.Conditions,
+			pool.Status.Functions)
+	case c.Status == metav1.ConditionFalse:
+		return c.Message, nil
+	}
+	return "", nil
 }
