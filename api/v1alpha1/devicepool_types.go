@@ -465,9 +465,10 @@ type DevicePoolSpec struct {
 
 	// EvictLostAfter has Kubernetes delete pods that lost a Function whose PCI device is gone. The
 	// node's agent must have seen without interruption, for this time, that the kernel does not have
-	// the device; for an SF, the device of its PF. Pods keep waiting for a device that is there, and
-	// for one that went before the agent started. A pod whose bond has another port is kept too.
-	// Absent means that no such pods are deleted. The time is at least 1m.
+	// the device; for an SF, the device of its PF. Or a program of the pod had the device itself, such
+	// as by vfio, and another device has been in its place for this time. Other pods keep waiting
+	// for a device that is there, and for one that went before the agent started. A pod whose bond
+	// has another port is kept too. Absent means that no such pods are deleted. The time is at least 1m.
 	//
 	// The taint xpu.opiproject.org/lost gets the effect NoExecute then, which disregards
 	// PodDisruptionBudgets. Kubernetes deletes all pods whose claims have the device, also those that

@@ -406,6 +406,10 @@ func TestVerdict(t *testing.T) {
 		"lost": {func(c *cluster) {
 			c.attachment().State = "Lost"
 		}, false, title + " is not Attached: the device went while the pod had it"},
+		"lost by a program": {func(c *cluster) {
+			c.attachment().State, c.attachment().Interface.Userspace = "Lost", true
+		}, false, title + " is not Attached: the device went while the pod had it, and its program " +
+			"cannot get it back: delete the pod"},
 		"crash": {func(c *cluster) {
 			c.pod.Status.Conditions = c.pod.Status.Conditions[:1]
 			c.pod.Status.ContainerStatuses = []corev1.ContainerStatus{

@@ -176,6 +176,9 @@ func (f *facts) attached(a *nodestate.Attachment, status *resourceapi.AllocatedD
 		return s
 	case a != nil && a.State == "Lost" || ready != nil && ready.Status == metav1.ConditionFalse:
 		s.Status, s.Text = Failed, "the device went while the pod had it"
+		if a != nil && a.Interface.Userspace {
+			s.Text += ", and its program cannot get it back: delete the pod"
+		}
 		if ready != nil && ready.Message != "" {
 			s.Text = ready.Message
 		}

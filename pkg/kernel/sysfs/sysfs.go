@@ -97,6 +97,18 @@ func (d Dir) Has(name string) bool {
 	return err == nil
 }
 
+// Inode returns the inode number of the directory. A later device at the same path has another
+// number, because sysfs does not use a number again before the next boot: since Linux 5.5 numbers
+// have 64 bits, of which the upper half counts the rounds of the lower half (__kernfs_new_node in
+// fs/kernfs/dir.c). Before, and on 32-bit kernels, a number returns after 2^31 others.
+func (d Dir) Inode() (uint64, error) {
+	var stat unix.Stat_t
+	if err := unix.Stat(string(d), &stat); err != nil {
+		return 0, &fs.PathError{Op: "stat", Path: string(d), Err: err}
+	}
+	return stat.Ino, nil
+}
+
 // Names lists the entries of the directory in no particular order. exists is false if there is no
 // such directory.
 func (d Dir) Names() (names []string, exists bool, err error) {

@@ -100,7 +100,7 @@ func (c *claims) publish(hardware *hardware, owners *owners) {
 		Ahead: c.api.ProvisionedAhead, Features: c.features.Current,
 		Losses: &dra.Losses{
 			Node: config.NodeName, Journal: c.env.journal,
-			MissingFor: hardware.inventory.MissingFor,
+			MissingFor: hardware.inventory.MissingFor, Replaced: owners.lifecycle.Replaced,
 		},
 		Publish: c.slices.PublishResources, Metrics: c.api.metrics, Log: log.WithName("publish"),
 	}

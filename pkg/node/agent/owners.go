@@ -42,7 +42,8 @@ func newOwners(
 	options := lifecycle.Options{
 		BootID: hardware.bootID, Setup: hardware.setup, Kubelet: kubelet.pods,
 		Announce: hardware.engine.Announce, Seen: hardware.inventory.Get,
-		Driver: hardware.inventory.Driver, Unusable: pools.unusable, Serve: backend.serve,
+		Driver: hardware.inventory.Driver, Inode: hardware.inventory.Inode,
+		Unusable: pools.unusable, Serve: backend.serve,
 		Quarantined: reports.quarantine, Unquarantined: reports.release, Report: reports.loss,
 		Changed: env.outputs.Notify, Reserved: pools.conflicts.reserved, Tracer: env.tracer,
 		SweepEvery: env.config.times.sweep, AbandonedAfter: env.config.times.abandoned,

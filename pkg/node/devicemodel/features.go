@@ -223,12 +223,25 @@ func (f Features) Lost(p pool.Pool, lost function.Function) (d resourceapi.Devic
 	if !f.Taints {
 		return resourceapi.Device{}, false
 	}
-	return f.reduce(resourceapi.Device{
-		Name: lost.ID.DeviceName(), Attributes: Attributes(p, lost),
-		Taints: []resourceapi.DeviceTaint{
-			{Key: v1alpha1.TaintLost, Effect: resourceapi.DeviceTaintEffectNoExecute},
-		},
-	}), true
+
+	d = resourceapi.Device{Name: lost.ID.DeviceName(), Attributes: Attributes(p, lost)}
+	f.Evict(&d)
+	return f.reduce(d), true
+}
+
+// Evict gives a device the taint by which Kubernetes deletes its pods, in place of its other taints
+// of that key. It does nothing if the cluster drops taints.
+func (f Features) Evict(d *resourceapi.Device) {
+	if !f.Taints {
+		return
+	}
+
+	others := slices.DeleteFunc(slices.Clone(d.Taints), func(t resourceapi.DeviceTaint) bool {
+		return t.Key == v1alpha1.TaintLost
+	})
+	d.Taints = append(others, resourceapi.DeviceTaint{
+		Key: v1alpha1.TaintLost, Effect: resourceapi.DeviceTaintEffectNoExecute,
+	})
 }
 
 // withoutNone returns a device without the taints that only inform, if the cluster does not take

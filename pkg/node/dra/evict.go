@@ -20,9 +20,10 @@ import (
 // Losses has Kubernetes delete the pods that lost a Function, by the effect NoExecute of the taint
 // lost, if the DevicePool says so (spec.evictLostAfter).
 //
-// An eviction needs proof: this process has seen without interruption, for the time that the
-// DevicePool says, that the kernel does not have the PCI device. For an SF this is the device of the
-// PF, on which the SF is made again. A pod of a device that is there waits, because what it misses,
+// An eviction needs proof, for the time that the DevicePool says. Either this process has seen
+// without interruption that the kernel does not have the PCI device; for an SF this is the device of
+// the PF, on which the SF is made again. Or a program of the pod had the device itself, and another
+// device is in its place. Any other pod of a device that is there waits, because what it misses,
 // such as the Port, may come back, and so does a pod of which anything is unknown.
 //
 // Kubernetes deletes pods only because of devices that are in a ResourceSlice. So a device that is
@@ -36,6 +37,9 @@ type Losses struct {
 	// MissingFor returns for how long this process has seen without interruption that the kernel
 	// does not have the PCI device. missing is false if that is not known.
 	MissingFor func(pci.Address) (known time.Duration, missing bool)
+	// Replaced returns for how long this process has seen that the pod has lost its Function, if it
+	// is certain that another device is in place of the one that a program of the pod had.
+	Replaced func(journal.Attachment) (lost time.Duration, replaced bool)
 
 	// held has the Functions that claims have, as they were when pods had them.
 	held map[deviceName]function.Function
@@ -73,12 +77,15 @@ func (l *Losses) mark(
 		}
 
 		wait, evicts := l.evicts(a, p)
+		published := find(resources, name)
 		switch {
-		case !known || !evicts || has(resources, name):
+		case !evicts || published == nil && !known:
 		case wait > 0:
 			if next == 0 || wait < next {
 				next = wait
 			}
+		case published != nil:
+			features.Evict(published)
 		default:
 			if device, kept := features.Lost(p, f); kept {
 				add(resources, name.pool, device)
@@ -131,8 +138,11 @@ func (l *Losses) evicts(a journal.Attachment, p pool.Pool) (wait time.Duration, 
 	}
 
 	// An SF has the address of its PF.
-	known, missing := l.MissingFor(a.Function.Address)
-	return max(0, p.Spec.EvictLostAfter.Duration-known), missing
+	known, evicts := l.MissingFor(a.Function.Address)
+	if !evicts {
+		known, evicts = l.Replaced(a)
+	}
+	return max(0, p.Spec.EvictLostAfter.Duration-known), evicts
 }
 
 // bonded reports whether the pod's bond has another port, by which it may work.
@@ -146,14 +156,16 @@ func (l *Losses) bonded(a journal.Attachment) bool {
 		})
 }
 
-// has reports whether a device is published.
-func has(resources resourceslice.DriverResources, name deviceName) bool {
-	return slices.ContainsFunc(resources.Pools[name.pool].Slices,
-		func(s resourceslice.Slice) bool {
-			return slices.ContainsFunc(s.Devices, func(d resourceapi.Device) bool {
-				return d.Name == name.device
-			})
-		})
+// find returns the device of the name, or nil if it is not published.
+func find(resources resourceslice.DriverResources, name deviceName) *resourceapi.Device {
+	for _, s := range resources.Pools[name.pool].Slices {
+		for i := range s.Devices {
+			if s.Devices[i].Name == name.device {
+				return &s.Devices[i]
+			}
+		}
+	}
+	return nil
 }
 
 // add adds a device to a pool, which may be gone with its card.

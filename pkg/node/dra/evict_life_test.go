@@ -94,7 +94,8 @@ func TestEvictOwnSF(t *testing.T) {
 	}, logr.Discard())
 	must.Run(t, func(ctx context.Context) error { return manager.Run(ctx, changes) })
 
-	losses := &Losses{Node: "node1", Journal: l.journal, MissingFor: found.MissingFor}
+	losses := &Losses{Node: "node1", Journal: l.journal, MissingFor: found.MissingFor,
+		Replaced: manager.Replaced}
 	offering := pooltest.DRA("fast", sf)
 	offering.Spec.EvictLostAfter = &metav1.Duration{Duration: after}
 	evicted := func() bool {

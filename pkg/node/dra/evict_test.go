@@ -43,8 +43,10 @@ type losing struct {
 	journal  *journal.Journal
 	record   journal.Attachment
 	// since is when the device went; zero while it is there, or while that is not known.
-	since   time.Time
-	changes chan struct{}
+	since time.Time
+	// replaced is when a program of the pod lost the device in whose place another one is.
+	replaced time.Time
+	changes  chan struct{}
 }
 
 func newLosing(t *testing.T) *losing {
@@ -88,6 +90,13 @@ func (l *losing) missingFor(address pci.Address) (time.Duration, bool) {
 	return time.Since(l.since), true
 }
 
+func (l *losing) replacedFor(journal.Attachment) (time.Duration, bool) {
+	if l.replaced.IsZero() {
+		return 0, false
+	}
+	return time.Since(l.replaced), true
+}
+
 // lose has the pod lose its Function, whose device is gone.
 func (l *losing) lose(t *testing.T) {
 	l.since, l.record.State, l.record.LostAt = time.Now(), journal.Lost, time.Now()
@@ -102,8 +111,9 @@ func (l *losing) publisher(
 	return &Publisher{
 		Node: "node1", Pools: l.Pools, Health: noProblems(),
 		Features: func() (devicemodel.Features, bool) { return l.features, true },
-		Losses:   &Losses{Node: "node1", Journal: l.journal, MissingFor: l.missingFor},
-		Publish:  publish, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t),
+		Losses: &Losses{Node: "node1", Journal: l.journal, MissingFor: l.missingFor,
+			Replaced: l.replacedFor},
+		Publish: publish, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t),
 	}
 }
 
@@ -158,6 +168,10 @@ func TestEvict(t *testing.T) {
 			must.Succeed(t, l.journal.Put(l.record))
 			l.has(first, pooltest.VF(0x3b, 1))
 		}, back},
+		"a program had it, and another is there": {func(t *testing.T, l *losing) {
+			l.since, l.replaced = time.Time{}, time.Now()
+			l.has(first, pooltest.VF(0x3b, 1))
+		}, evicted},
 		"attached again": {func(t *testing.T, l *losing) {
 			l.record.State, l.record.LostAt = journal.Attached, time.Time{}
 			must.Succeed(t, l.journal.Put(l.record))

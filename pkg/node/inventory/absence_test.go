@@ -120,7 +120,10 @@ func TestGoneOnlyByProof(t *testing.T) {
 			inv := New(Options{SysRoot: root})
 			_, netdev := inv.Netdev(test.id)
 			_, driver := inv.Driver(test.id)
-			for what, err := range map[string]error{"netdev": netdev, "driver": driver} {
+			_, inode := inv.Inode(test.id)
+			for what, err := range map[string]error{
+				"netdev": netdev, "driver": driver, "inode": inode,
+			} {
 				if err == nil || errors.Is(err, fs.ErrNotExist) != test.gone {
 					t.Errorf("%s: error %v, want one that says gone: %t", what, err, test.gone)
 				}

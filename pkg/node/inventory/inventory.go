@@ -162,6 +162,22 @@ func (i *Inventory) Driver(id function.ID) (string, error) {
 	return driver, nil
 }
 
+// Inode returns the inode number of the Function's device, by which a later device at the same
+// address is told from it; see [sysfs.Dir.Inode]. The error is an [fs.ErrNotExist] if the kernel
+// shows other devices and not the Function.
+func (i *Inventory) Inode(id function.ID) (uint64, error) {
+	device, err := i.find(id)
+	if err != nil {
+		return 0, fmt.Errorf("Function %s: %w", id, err)
+	}
+
+	inode, err := device.Inode()
+	if err != nil {
+		return 0, fmt.Errorf("Function %s: inode: %w", id, err)
+	}
+	return inode, nil
+}
+
 // virtioVDPA returns the name of the Function's vDPA device on virtio_vdpa, or "" if there is none.
 // Before the first scan it reads sysfs.
 func (i *Inventory) virtioVDPA(id function.ID) string {

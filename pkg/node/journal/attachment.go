@@ -92,6 +92,10 @@ type Attachment struct {
 	BootID string `json:"bootID,omitempty"`
 	// Place is the pod's network namespace, and the netdev's place in it.
 	Place netdev.Place `json:"place,omitzero"`
+	// Inode is the inode number that the device of a Function without a netdev had in sysfs during
+	// this boot, before the attachment; 0 if it is unknown. A later device at the same address has
+	// another one.
+	Inode uint64 `json:"inode,omitempty"`
 	// Before is the netdev as it was on the host.
 	Before *netdev.Snapshot `json:"before,omitempty"`
 

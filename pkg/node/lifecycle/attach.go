@@ -125,6 +125,20 @@ func (m *Manager) driver(id function.ID) string {
 	return driver
 }
 
+// inode returns the number by which a Function's device is told from a later one, or 0 if it is
+// unknown.
+func (m *Manager) inode(id function.ID) uint64 {
+	if m.options.Inode == nil {
+		return 0
+	}
+
+	inode, err := m.options.Inode(id)
+	if err != nil {
+		return 0
+	}
+	return inode
+}
+
 // UnusableError is returned for a Function that cannot be attached, according to what the host
 // shows of it.
 type UnusableError struct{ reason string }
@@ -219,6 +233,9 @@ func (m *Manager) move(
 	record.State, record.BootID = journal.Attaching, m.options.BootID
 	record.Sandbox, record.Pod = sandbox.ID, sandbox.Pod
 	record.Before, record.Place = &before, place
+	if record.Interface.Userspace {
+		record.Inode = m.inode(record.Function)
+	}
 	return m.transfer(ctx, record, device, before, record.Interface)
 }
 

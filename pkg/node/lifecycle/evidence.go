@@ -173,7 +173,7 @@ func (m *Manager) netdevGone(ctx context.Context, _ trigger, d *decision) (bool,
 	gone := errors.Is(err, fs.ErrNotExist)
 	if a.Interface.Userspace {
 		// A driver that makes netdevs is not the driver that was bound for the pod.
-		gone = gone || err == nil && a.Setup != nil && a.Setup.Driver != ""
+		gone = gone || err == nil && a.Setup != nil && a.Setup.Driver != "" || m.replaced(a)
 	} else {
 		gone = gone || name != "" || errors.Is(err, inventory.ErrNoNetdev)
 	}
@@ -194,6 +194,16 @@ func (m *Manager) netdevGone(ctx context.Context, _ trigger, d *decision) (bool,
 
 	moved, err := m.movedByPod(ctx, a)
 	return !moved && err == nil, err
+}
+
+// replaced reports whether another device is in place of the one that a program of the pod had. The
+// program cannot get that one back. It is false if anything of it is unknown.
+func (m *Manager) replaced(a journal.Attachment) bool {
+	if !a.Interface.Userspace || a.Inode == 0 || a.BootID != m.options.BootID {
+		return false
+	}
+	now := m.inode(a.Function)
+	return now != 0 && now != a.Inode
 }
 
 // passedToVM reports whether the pod's runtime has passed the netdev's device to a virtual machine,

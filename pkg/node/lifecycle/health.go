@@ -87,3 +87,13 @@ func (m *Manager) Lost(id function.ID) string {
 	return lost + ": it gets it back when the device and its Port are there; the log of this " +
 		"node's xpu-agent says what is missing"
 }
+
+// Replaced reports whether it is certain that the pod cannot get back the Function that it lost,
+// because another device is in place of the one that its program had. lost is for how long this
+// process has seen that the Function is lost.
+func (m *Manager) Replaced(a journal.Attachment) (lost time.Duration, replaced bool) {
+	if a.State != journal.Lost || !m.replaced(a) {
+		return 0, false
+	}
+	return m.ages.of(a, sinceLost), true
+}

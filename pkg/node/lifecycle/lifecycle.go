@@ -128,6 +128,10 @@ type Options struct {
 	// is [io/fs.ErrNotExist] if there is no such Function. Any other error means that the driver is
 	// unknown. Without this option, drivers are not compared.
 	Driver func(function.ID) (string, error)
+	// Inode returns a number that the Function's device keeps while it exists, and that a later
+	// device with the same ID does not have. Without this option, it is not known whether a device
+	// is another one.
+	Inode func(function.ID) (uint64, error)
 	// Unusable returns why a Function cannot be attached, according to what the host shows of it,
 	// or "" if it can be attached. driver is the driver that is bound for the owner, or "" for the
 	// Function's own driver. Unusable is called before any change for an owner, and before an

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -340,6 +341,54 @@ func TestProgramLosesDevice(t *testing.T) {
 				t.Errorf("state %s after the device is back", record.State)
 			}
 		})
+	}
+}
+
+// TestProgramsDeviceIsReplaced: a program loses its device when another one is in its place, which
+// the agent tells by the number of the device. It is certain then that the pod cannot get it back.
+// Nothing is certain of a device that cannot be read, or whose number was not recorded.
+func TestProgramsDeviceIsReplaced(t *testing.T) {
+	t.Parallel()
+	var inode atomic.Uint64
+	inode.Store(7)
+	s, a, manager := runningWith(t, func(s *slot, o *lifecycle.Options) {
+		s.driver = inventory.ErrNoNetdev
+		o.Inode = func(function.ID) (uint64, error) {
+			if n := inode.Load(); n != 0 {
+				return n, nil
+			}
+			return 0, errors.New("cannot be read")
+		}
+	})
+	want := claimed(0)
+	want.Interface = function.Interface{Name: "net0", Userspace: true}
+	start(t, manager, want, netns.New(t))
+	record, _ := a.Journal.Get(lifecycletest.ID(0))
+	if _, replaced := manager.Replaced(record); record.Inode != 7 || replaced {
+		t.Errorf("inode %d, replaced %t at the attachment", record.Inode, replaced)
+	}
+
+	inode.Store(8)
+	s.changes <- struct{}{}
+	s.eventually(a.Journal, journal.Lost)
+	record, _ = a.Journal.Get(lifecycletest.ID(0))
+	if lost, replaced := manager.Replaced(record); lost <= 0 || !replaced {
+		t.Errorf("lost for %s, replaced %t", lost, replaced)
+	}
+
+	for name, change := range map[string]func(*journal.Attachment){
+		"the same":     func(a *journal.Attachment) { a.Inode = 8 },
+		"unrecorded":   func(a *journal.Attachment) { a.Inode = 0 },
+		"another boot": func(a *journal.Attachment) { a.BootID = "another" },
+		"in use":       func(a *journal.Attachment) { a.State = journal.Attached },
+		"unreadable":   func(*journal.Attachment) { inode.Store(0) },
+	} {
+		other := record
+		change(&other)
+		if _, replaced := manager.Replaced(other); replaced {
+			t.Errorf("%s: replaced", name)
+		}
+		inode.Store(8)
 	}
 }
 

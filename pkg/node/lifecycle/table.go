@@ -131,8 +131,8 @@ const (
 	Untouched Evidence = "it was allocated a moment ago, and no pod can have used it"
 	// NetdevGone: the sandbox's network namespace exists without the netdev, and the device is gone
 	// or has another netdev on the host. A netdev that the pod itself moved to the host is not
-	// another netdev. For a Function without a netdev: the device is gone, or has lost the driver
-	// that was bound for the pod.
+	// another netdev. For a Function without a netdev: the device is gone, or another device has its
+	// address, or it has lost the driver that was bound for the pod.
 	NetdevGone Evidence = "the netdev is gone from the sandbox, which still exists"
 	// DeviceBack: the Function has a netdev on the host, the sandbox's network namespace exists,
 	// and the xPU serves the Function's Port, if it has one. A program that used the Function
