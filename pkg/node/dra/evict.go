@@ -57,9 +57,10 @@ func (l *Losses) mark(
 		return 0
 	}
 
-	before, offered := l.held, l.offered(pools)
+	attachments := l.Journal.All()
+	before, offered, bonds := l.held, l.offered(pools), workingBonds(attachments)
 	l.held = map[deviceName]function.Function{}
-	for _, a := range l.Journal.All() {
+	for _, a := range attachments {
 		p, applies := l.poolOf(a, pools)
 		if !applies {
 			continue
@@ -76,7 +77,7 @@ func (l *Losses) mark(
 			l.held[name] = f
 		}
 
-		wait, evicts := l.evicts(a, p)
+		wait, evicts := l.evicts(a, p, bonds)
 		published := find(resources, name)
 		switch {
 		case !evicts || published == nil && !known:
@@ -131,9 +132,12 @@ func complete(p pool.Pool, now, before function.Function) bool {
 	return len(devicemodel.Attributes(p, now)) >= len(devicemodel.Attributes(p, before))
 }
 
-// evicts reports whether the pod of a Function is to be deleted, and in which time.
-func (l *Losses) evicts(a journal.Attachment, p pool.Pool) (wait time.Duration, evicts bool) {
-	if a.State != journal.Lost || l.bonded(a) {
+// evicts reports whether the pod of a Function is to be deleted, and in which time. A pod waits if its
+// bond is one of the working ones.
+func (l *Losses) evicts(
+	a journal.Attachment, p pool.Pool, working map[bond]bool,
+) (wait time.Duration, evicts bool) {
+	if b, bonded := bondOf(a); a.State != journal.Lost || bonded && working[b] {
 		return 0, false
 	}
 
@@ -145,15 +149,26 @@ func (l *Losses) evicts(a journal.Attachment, p pool.Pool) (wait time.Duration, 
 	return max(0, p.Spec.EvictLostAfter.Duration-known), evicts
 }
 
-// bonded reports whether the pod's bond has another port, by which it may work.
-func (l *Losses) bonded(a journal.Attachment) bool {
-	return a.Interface.Bond != nil &&
-		slices.ContainsFunc(l.Journal.All(), func(other journal.Attachment) bool {
-			return other.Function != a.Function && other.Sandbox == a.Sandbox &&
-				other.Interface.Bond != nil &&
-				other.Interface.Bond.Name == a.Interface.Bond.Name &&
-				other.State != journal.Lost
-		})
+// bond is a bond in a sandbox.
+type bond struct{ sandbox, name string }
+
+// bondOf returns the bond of which a Function is a port, if there is one.
+func bondOf(a journal.Attachment) (b bond, bonded bool) {
+	if a.Interface.Bond == nil {
+		return bond{}, false
+	}
+	return bond{a.Sandbox, a.Interface.Bond.Name}, true
+}
+
+// workingBonds returns the bonds that have a port that is not lost, by which their pods may work.
+func workingBonds(attachments []journal.Attachment) map[bond]bool {
+	working := map[bond]bool{}
+	for _, a := range attachments {
+		if b, bonded := bondOf(a); bonded && a.State != journal.Lost {
+			working[b] = true
+		}
+	}
+	return working
 }
 
 // find returns the device of the name, or nil if it is not published.
