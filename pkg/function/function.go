@@ -51,9 +51,9 @@ const (
 // While a Function exists, only these fields change: Netdev, Driver and what a driver creates
 // (Passthrough, NoNetdev, RDMA, RDMAUnknown, RDMADevices, RDMAMode, PKey, VDPA, IOMMUGroup,
 // DDPProfile), PFDriver, PFName, PFAltNames, LinkType, LinkUp, AdminDown, LinkSpeed, SwitchID,
-// NumVFs, VFOffset, VFStride, NUMANodes, DataDirectRoots, HostUse and DefaultRoute. Moving the
-// netdev and the RDMA devices to a pod changes Netdev, and also HostUse and DefaultRoute if the
-// host uses the netdev.
+// NumVFs, VFOffset, VFStride, NUMANodes, DataDirectRoots, DataDirectAwaited, HostUse and
+// DefaultRoute. Moving the netdev and the RDMA devices to a pod changes Netdev, and also HostUse and
+// DefaultRoute if the host uses the netdev.
 type Function struct {
 	ID    ID
 	Kind  Kind
@@ -95,6 +95,9 @@ type Function struct {
 	// uses them only if Data Direct was enabled for it, which the kernel does not show. The slice
 	// belongs to the inventory and must not be changed.
 	DataDirectRoots []string
+	// DataDirectAwaited says that DataDirectRoots is unknown, because a card has not answered yet. It
+	// is false once the cards have answered, or have had 10 s for it.
+	DataDirectAwaited bool
 	// name in /dev/vfio: "42", or "noiommu-42" without an IOMMU; "" without a group, and for an SF
 	IOMMUGroup string
 	// of an SF: "mlx5_core.sf.4", which changes when the SF is created again; "" for a PF or VF
@@ -163,8 +166,8 @@ func PotentialSF(pf Function, sfnum uint32) Function {
 		PFName: pf.PFName, PFAltNames: pf.PFAltNames,
 		PFDriver: pf.PFDriver, Index: int(sfnum), Vendor: pf.Vendor, Device: pf.Device,
 		NUMANode: pf.NUMANode, NUMANodes: pf.NUMANodes,
-		PCIeRoot: pf.PCIeRoot, DataDirectRoots: pf.DataDirectRoots, LinkType: pf.LinkType,
-		RDMAMode:   pf.RDMAMode,
+		PCIeRoot: pf.PCIeRoot, DataDirectRoots: pf.DataDirectRoots,
+		DataDirectAwaited: pf.DataDirectAwaited, LinkType: pf.LinkType, RDMAMode: pf.RDMAMode,
 		DDPProfile: pf.DDPProfile, LinkUp: pf.LinkUp,
 		AdminDown: pf.AdminDown, LinkSpeed: pf.LinkSpeed, SwitchID: pf.SwitchID, Potential: true,
 	}

@@ -144,6 +144,16 @@ func withoutLists(p pool.Pool) (lost []string) {
 	return lost
 }
 
+// Awaits reports whether the devices of a pool would have the attribute pcieRoot without root complexes
+// that are to be known soon; see [function.Function].
+func (f Features) Awaits(pools []pool.Pool) bool {
+	awaited := func(f function.Function) bool { return f.DataDirectAwaited }
+	return f.Lists && slices.ContainsFunc(pools, func(p pool.Pool) bool {
+		return p.Spec.Publish == v1alpha1.PublishDRA && p.Spec.DataDirect &&
+			slices.ContainsFunc(p.Functions, awaited)
+	})
+}
+
 // Reduce removes from the slices all fields that the cluster would drop, and devices that would be
 // misleading without these fields. The slices and their order stay.
 //

@@ -32,7 +32,8 @@ const (
 	firstRetry, slowestRetry = 500 * time.Millisecond, 30 * time.Second
 )
 
-// Publisher keeps the node's ResourceSlices equal to its pools. It writes only changes.
+// Publisher keeps the node's ResourceSlices equal to its pools. It writes only changes. While it has
+// to wait for an attribute, what was published stays, also what an earlier agent published.
 type Publisher struct {
 	Node string
 	// Pools returns the node's current pools. known is false until they have been read once.
@@ -81,7 +82,7 @@ func (p *Publisher) publish(ctx context.Context) (again time.Duration, err error
 	}
 
 	features, known := p.Features()
-	if !known {
+	if !known || features.Awaits(pools) {
 		return 0, nil
 	}
 

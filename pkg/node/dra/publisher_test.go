@@ -23,6 +23,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // pools has a node's pools, which a test can change.
@@ -67,6 +68,48 @@ func (w *writes) refuse(err error) {
 func noProblems() *health.Checker {
 	none := func(function.ID) string { return "" }
 	return &health.Checker{ReleasePending: none, ProvisionFailed: none}
+}
+
+// TestPublisherAwaitsCards: what was published stays while a card is still to say which root complexes
+// its NIC has, if the pool and the cluster use them. It may be what an earlier agent published.
+func TestPublisherAwaitsCards(t *testing.T) {
+	awaited := pooltest.VF(0x3b, 0)
+	awaited.PCIeRoot, awaited.DataDirectAwaited = "pci0000:3a", true
+	answered := awaited
+	answered.DataDirectRoots, answered.DataDirectAwaited = []string{"pci0008:00"}, false
+	offer := func(dataDirect bool, f function.Function) pool.Pool {
+		p := pooltest.DRA("fast", f)
+		p.Spec.DataDirect = dataDirect
+		return p
+	}
+	for name, test := range map[string]struct {
+		pool  pool.Pool
+		lists bool
+		want  int
+	}{
+		"awaited":                  {offer(true, awaited), true, 0},
+		"answered":                 {offer(true, answered), true, 1},
+		"the pool uses none":       {offer(false, awaited), true, 1},
+		"the cluster has no lists": {offer(true, awaited), false, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			have, written := &pools{}, &writes{}
+			have.set(test.pool)
+			features := devicemodel.AllFeatures()
+			features.Lists = test.lists
+			p := &Publisher{
+				Node: "node1", Pools: have.Pools, Health: noProblems(),
+				Features: func() (devicemodel.Features, bool) { return features, true },
+				Publish:  written.PublishResources, Metrics: NewMetrics(prometheus.NewRegistry()),
+				Log: testr.New(t),
+			}
+			_, err := p.publish(t.Context())
+			must.Succeed(t, err)
+			if len(written.all) != test.want {
+				t.Errorf("published %d times, want %d", len(written.all), test.want)
+			}
+		})
+	}
 }
 
 func TestPublisher(t *testing.T) {

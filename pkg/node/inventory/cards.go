@@ -16,11 +16,13 @@ import (
 // because a device may take seconds to answer, or hang. It reads each device until it has answered
 // once. Several goroutines may call its methods at once.
 type cards struct {
-	ctx     context.Context // ends all reads
-	wait    bool            // read at once, and not in the background
-	read    func(device sysfs.Dir) (string, error)
-	changed func()        // called on any goroutine after an answer
-	pause   time.Duration // after the first failed read of a device
+	ctx  context.Context // ends all reads
+	wait bool            // read at once, and not in the background
+	read func(device sysfs.Dir) (string, error)
+	// changed is called on any goroutine after an answer, and when a device has had its time for one.
+	changed  func()
+	pause    time.Duration // after the first failed read of a device
+	patience time.Duration // for how long an answer is awaited
 
 	mutex sync.Mutex
 	known map[pci.Address]*cardID
@@ -31,14 +33,28 @@ type cardID struct {
 	instance instance
 	id       string // "" if the data name no card, or are not known yet
 	err      error  // of the last read
-	stop     context.CancelFunc
+	// awaited says that an answer is expected soon, so that others may wait for it.
+	awaited bool
+	stop    context.CancelFunc
 }
+
+// cardPatience is how long others wait for the answer of a device. A device answers within a second
+// as a rule; one that hangs must not keep the node's devices from pods.
+const cardPatience = 10 * time.Second
 
 func newCards(wait bool) *cards {
 	return &cards{
 		ctx: context.Background(), wait: wait, read: readCard, changed: func() {}, pause: retry,
-		known: map[pci.Address]*cardID{},
+		patience: cardPatience, known: map[pci.Address]*cardID{},
 	}
+}
+
+// awaited reports whether the answer of a device is expected soon.
+func (c *cards) awaited(address pci.Address) bool {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	card := c.known[address]
+	return card != nil && card.awaited
 }
 
 // of returns the card that a device belongs to, as far as it is known.
@@ -61,6 +77,8 @@ func (c *cards) of(address pci.Address, now instance, dir sysfs.Dir) (id string,
 		return card.id, card.err
 	}
 
+	card.awaited = true
+	time.AfterFunc(c.patience, func() { c.giveUp(card) })
 	go loop.Retry(ctx, c.pause, slowestRetry, func(context.Context) error {
 		id, err := c.read(dir)
 		c.learn(card, id, err)
@@ -74,10 +92,22 @@ func (c *cards) of(address pci.Address, now instance, dir sysfs.Dir) (id string,
 func (c *cards) learn(card *cardID, id string, err error) {
 	c.mutex.Lock()
 	same := err != nil && card.err != nil && card.err.Error() == err.Error()
-	card.id, card.err = id, err
+	card.id, card.err, card.awaited = id, err, card.awaited && err != nil
 	c.mutex.Unlock()
 
 	if !same {
+		c.changed()
+	}
+}
+
+// giveUp ends the time that others wait for an answer.
+func (c *cards) giveUp(card *cardID) {
+	c.mutex.Lock()
+	awaited := card.awaited
+	card.awaited = false
+	c.mutex.Unlock()
+
+	if awaited {
 		c.changed()
 	}
 }

@@ -82,7 +82,7 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 		f.PFDriver, f.DDPProfile = pf.PFDriver, pf.DDPProfile
 		f.LinkUp, f.AdminDown = pf.LinkUp, pf.AdminDown
 		f.LinkSpeed, f.SwitchID = pf.LinkSpeed, pf.SwitchID
-		f.DataDirectRoots = pf.DataDirectRoots
+		f.DataDirectRoots, f.DataDirectAwaited = pf.DataDirectRoots, pf.DataDirectAwaited
 		f.LinkType = cmp.Or(m.linkType, pf.LinkType)
 	}
 

@@ -30,9 +30,10 @@ const mostListed = 8
 // findDataDirect sets the root complexes of Data Direct functions for each PF of NVIDIA. A PF and a
 // Data Direct function belong together if both have the same card in their Vital Product Data, as
 // rdma_topo of rdma-core matches them. Where there is no Data Direct function, nothing is read. A
-// card that has not answered yet belongs to nothing.
+// card that has not answered yet belongs to nothing, and may belong to any of them.
 func (s *scanner) findDataDirect() {
 	roots := map[string][]string{} // by card
+	awaited := false
 	for address, h := range s.known {
 		if !h.dataDirect {
 			continue
@@ -40,14 +41,19 @@ func (s *scanner) findDataDirect() {
 		if id := s.cardOf(address, h); id != "" && h.PCIeRoot != "" {
 			roots[id] = append(roots[id], h.PCIeRoot)
 		}
+		awaited = awaited || s.cards.awaited(address)
 	}
 
 	for address, h := range s.known {
-		h.DataDirectRoots = nil
-		if len(roots) == 0 || h.Class != function.Network || h.Vendor != nvidia || h.physfn != "" {
+		h.DataDirectRoots, h.DataDirectAwaited = nil, false
+		if len(roots) == 0 && !awaited || h.Class != function.Network || h.Vendor != nvidia ||
+			h.physfn != "" {
 			continue
 		}
-		if all := slices.Clone(roots[s.cardOf(address, h)]); len(all) <= mostListed {
+
+		id := s.cardOf(address, h)
+		h.DataDirectAwaited = awaited || s.cards.awaited(address)
+		if all := slices.Clone(roots[id]); len(all) <= mostListed {
 			slices.Sort(all)
 			h.DataDirectRoots = slices.Compact(all)
 		}

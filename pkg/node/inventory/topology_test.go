@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr/testr"
@@ -225,8 +226,8 @@ func TestNUMANodesChange(t *testing.T) {
 	}
 }
 
-// TestSlowCard checks that a scan does not wait for a card that hangs, and that a card is asked
-// again after it failed to answer.
+// TestSlowCard checks that a scan does not wait for a card that hangs, that the answer is awaited for
+// a time only, and that a card is asked again after it failed to answer.
 func TestSlowCard(t *testing.T) {
 	host, err := simulate.New(t.Context(),
 		simulate.Config{Root: t.TempDir(), Cards: simulate.GB300(0)[:1], Log: testr.New(t)})
@@ -248,21 +249,59 @@ func TestSlowCard(t *testing.T) {
 	}
 
 	pf := func() function.Function { return scanned(t, s)["0000:03:00.0"] }
-	if f := pf(); f.Vendor != nvidia || f.DataDirectRoots != nil || len(s.problems) > 0 {
+	if f := pf(); f.Vendor != nvidia || f.DataDirectRoots != nil || !f.DataDirectAwaited ||
+		len(s.problems) > 0 {
 		t.Errorf("while the card hangs: %+v, problems %v", f, s.problems)
 	}
 
 	failed := errors.New("no answer")
 	answers <- failed
-	<-changed
 	vpd := problem{"bus/pci/devices/" + slow, reasonVPD}
-	if f := pf(); f.DataDirectRoots != nil || !errors.Is(s.problems[vpd], failed) {
-		t.Errorf("after an error: %v, problems %v", f.DataDirectRoots, s.problems)
-	}
+	must.Eventually(t, "the error is reported, and an answer is awaited", func() bool {
+		f := pf()
+		return f.DataDirectRoots == nil && f.DataDirectAwaited && errors.Is(s.problems[vpd], failed)
+	})
+	s.cards.giveUp(s.cards.known[slow])
+	must.Eventually(t, "the answer is not awaited any more", func() bool {
+		f := pf()
+		return f.DataDirectRoots == nil && !f.DataDirectAwaited
+	})
 
 	answers <- nil
 	must.Eventually(t, "the NIC has the other root", func() bool {
-		return slices.Equal(pf().DataDirectRoots, []string{"pci0008:00"}) && len(s.problems) == 0
+		f := pf()
+		return slices.Equal(f.DataDirectRoots, []string{"pci0008:00"}) && !f.DataDirectAwaited &&
+			len(s.problems) == 0
+	})
+}
+
+// TestCardPatience checks that a scan follows when a card has had its time to answer.
+func TestCardPatience(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const device = "0008:03:00.0"
+		c, changed := newCards(false), 0
+		hangs := make(chan struct{})
+		c.read = func(sysfs.Dir) (string, error) { <-hangs; return "card", nil }
+		c.changed = func() { changed++ }
+		_, err := c.of(device, instance{}, "")
+		must.Succeed(t, err)
+		time.Sleep(cardPatience - time.Nanosecond)
+		synctest.Wait()
+		if !c.awaited(device) || changed > 0 {
+			t.Errorf("awaited %t, changed %d times", c.awaited(device), changed)
+		}
+
+		time.Sleep(time.Nanosecond)
+		synctest.Wait()
+		if c.awaited(device) || changed != 1 {
+			t.Errorf("awaited %t, changed %d times after %s", c.awaited(device), changed, cardPatience)
+		}
+
+		close(hangs)
+		synctest.Wait()
+		if id, err := c.of(device, instance{}, ""); id != "card" || err != nil || changed != 2 {
+			t.Errorf("card %q, %v, changed %d times after the answer", id, err, changed)
+		}
 	})
 }
 
