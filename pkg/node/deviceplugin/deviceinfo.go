@@ -86,7 +86,12 @@ func (d *DeviceInfo) refresh(
 	for _, c := range contents {
 		name := deviceInfoName(resource, c.function.ID)
 		before, unread := os.ReadFile(filepath.Join(d.dir, name))
-		hasCopy := d.kept.Has(name)
+		hasCopy, err := d.kept.Has(name)
+		if err != nil { // whose file it is is not known
+			errs = append(errs, err)
+			continue
+		}
+
 		isOurs := hasCopy || unread == nil && (hasOwnPrefix(name) || gave(c.function.ID))
 		if !isOurs {
 			continue
@@ -133,7 +138,13 @@ func (d *DeviceInfo) prune(resources, served []string, needed map[string]bool) e
 			}
 		}
 
-		isOurs := d.kept.Has(name) || isOwnFile(name, resources)
+		hasCopy, err := d.kept.Has(name)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+
+		isOurs := hasCopy || isOwnFile(name, resources)
 		if needed[name] || !isOurs || time.Since(d.kept.Changed(name)) < minAge {
 			continue
 		}

@@ -937,9 +937,9 @@ func TestDeviceInfoOfOtherPlugin(t *testing.T) {
 	} {
 		now, err := os.ReadFile(filepath.Join(m.DeviceInfo.dir, name))
 		must.Succeed(t, err)
-		if (string(now) != text) != isOurs || m.DeviceInfo.kept.Has(name) != isOurs {
-			t.Errorf("%s is %q, with copy %t; is it ours: %t", name, now, m.DeviceInfo.kept.Has(name),
-				isOurs)
+		has, err := m.DeviceInfo.kept.Has(name)
+		if (string(now) != text) != isOurs || has != isOurs || err != nil {
+			t.Errorf("%s is %q, with copy %t, %v; is it ours: %t", name, now, has, err, isOurs)
 		}
 	}
 }

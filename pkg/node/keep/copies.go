@@ -46,19 +46,25 @@ func (c *Copies) Adopt(pattern string) error {
 
 	var errs []error
 	for _, path := range have {
-		if _, err := os.Stat(c.copyOf(path)); err == nil {
-			continue
-		}
-		data, err := os.ReadFile(path)
-		if err == nil {
-			err = c.writeCopy(path, data, 0o644)
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := c.adopt(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("copy of file %s: %w", path, err))
 		}
 	}
 
 	return errors.Join(errs...)
+}
+
+// adopt copies a file that has no copy.
+func (c *Copies) adopt(path string) error {
+	if has, err := c.Has(path); has || err != nil {
+		return err
+	}
+
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return c.writeCopy(path, data, 0o644)
 }
 
 func (c *Copies) writeCopy(path string, data []byte, perm os.FileMode) error {
@@ -90,10 +96,13 @@ func (c *Copies) WriteFile(path string, data []byte, perm os.FileMode) error {
 	return writeAtomically(path, data, perm)
 }
 
-// Has reports whether the file with this name has a copy.
-func (c *Copies) Has(name string) bool {
+// Has reports whether the file with this name has a copy. The error says why that is not known.
+func (c *Copies) Has(name string) (bool, error) {
 	_, err := os.Stat(c.copyOf(name))
-	return err == nil
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // Changed returns when the file with this name or its copy was written, whichever was later. It

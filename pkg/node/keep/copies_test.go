@@ -115,6 +115,29 @@ func TestCopies(t *testing.T) {
 	wantFiles(t, copies)
 }
 
+// TestUnreadableCopy: it is not known whether a file has a copy that cannot be looked at.
+func TestUnreadableCopy(t *testing.T) {
+	root := t.TempDir()
+	dir, copies := filepath.Join(root, "run"), filepath.Join(root, "lib")
+	must.Succeed(t, os.Mkdir(dir, 0o755))
+	c := keep.NewCopies(dir, copies)
+	must.Succeed(t, c.WriteFile(filepath.Join(dir, "one"), []byte("one"), 0o644))
+	for name, want := range map[string]bool{"one": true, "none": false} {
+		if has, err := c.Has(name); has != want || err != nil {
+			t.Errorf("%s has a copy: %t, %v, want %t", name, has, err, want)
+		}
+	}
+
+	must.Succeed(t, os.RemoveAll(copies))
+	must.Succeed(t, os.Symlink(copies, copies)) // ELOOP
+	if has, err := c.Has("one"); err == nil {
+		t.Errorf("has a copy: %t, want an error", has)
+	}
+	if err := c.Adopt("one"); err == nil {
+		t.Error("the copies cannot be looked at, and there is no error")
+	}
+}
+
 // TestForgetReplaced: a file that somebody else has written does not come back as it was before.
 func TestForgetReplaced(t *testing.T) {
 	root := t.TempDir()
