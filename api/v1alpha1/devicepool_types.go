@@ -495,10 +495,11 @@ type DevicePoolSpec struct {
 	// +kubebuilder:validation:MaxItems=12
 	Attributes []PoolAttribute `json:"attributes,omitempty"`
 
-	// DataDirect says that Data Direct is enabled for the VFs and SFs of the pool's ConnectX-8: they
-	// reach memory, such as that of a GPU beside the NIC, also through the NIC's Data Direct
-	// function. The attribute pcieRoot of the pool's devices then has the root complexes of both, as
-	// a list (KEP-5491). The agent enables nothing. It is only for publish: DRA.
+	// DataDirect says that Data Direct is enabled for the VFs and SFs of the pool's ConnectX-8. They
+	// have two ways to memory then: their own PCIe root complex, and the one of the NIC's Data Direct
+	// function, which may be the root complex of a GPU beside the NIC. The attribute pcieRoot of the
+	// pool's devices lists both (KEP-5491), so that a claim can ask for a device and a GPU with a
+	// common root complex. The agent enables nothing. It is only for publish: DRA.
 	// +optional
 	DataDirect bool `json:"dataDirect,omitempty"`
 
