@@ -122,6 +122,17 @@ func XPUOf(xpus []v1alpha1.XPU, pf pci.Address) *v1alpha1.XPU {
 	return chosen
 }
 
+// ServerOf returns the XPU of [XPUOf] if it is known to serve the PF, because it names the PF or is the
+// only XPU of the node. Otherwise it returns nil: an XPU that names no PFs may be of another card
+// then. xpus must be all XPUs of the node.
+func ServerOf(xpus []v1alpha1.XPU, pf pci.Address) *v1alpha1.XPU {
+	chosen := XPUOf(xpus, pf)
+	if chosen == nil || !chosen.NamesPFs() && len(xpus) > 1 {
+		return nil
+	}
+	return chosen
+}
+
 // NoXPU returns a message for a PF of the node that no XPU serves, which says what an administrator
 // should do.
 func NoXPU(node string, pf pci.Address) string {

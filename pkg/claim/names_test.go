@@ -13,6 +13,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
 func TestPoolID(t *testing.T) {
@@ -126,6 +127,35 @@ func TestXPUOf(t *testing.T) {
 				t.Errorf("%s: %q, want %q", test.name, got, test.want)
 			}
 			slices.Reverse(test.xpus)
+		}
+	}
+}
+
+// TestServerOf: of several XPUs of a node, one that names no PFs is not known to serve any.
+func TestServerOf(t *testing.T) {
+	silent, second := v1alpha1.XPU{}, v1alpha1.XPU{}
+	silent.Name, second.Name = "silent", "second"
+	named, reported := second, second
+	named.Spec.PFs = []string{"0000:3b:00.0"}
+	reported.Status.PFs = []v1alpha1.XPUPF{{Address: "0000:3b:00.0"}}
+	for name, test := range map[string]struct {
+		xpus []v1alpha1.XPU
+		pf   pci.Address
+		want string
+	}{
+		"the only one":                 {[]v1alpha1.XPU{silent}, "0000:5e:00.0", "silent"},
+		"named":                        {[]v1alpha1.XPU{silent, named}, "0000:3b:00.0", "second"},
+		"reported":                     {[]v1alpha1.XPU{silent, reported}, "0000:3b:00.0", "second"},
+		"named by none":                {[]v1alpha1.XPU{silent, named}, "0000:5e:00.0", ""},
+		"two that name none":           {[]v1alpha1.XPU{silent, second}, "0000:5e:00.0", ""},
+		"the only one names other PFs": {[]v1alpha1.XPU{named}, "0000:5e:00.0", ""},
+	} {
+		got := ""
+		if server := ServerOf(test.xpus, test.pf); server != nil {
+			got = server.Name
+		}
+		if got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
 	}
 }

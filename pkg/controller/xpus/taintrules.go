@@ -302,7 +302,7 @@ func (r *taintRules) list(
 
 // pools returns the pools of devices of the XPU, as they are named in ResourceSlices: those of its
 // rules, unless they are known to be another XPU's, and those that the node reports of each PF that the
-// XPU serves. Without an XPUNode nothing is known of the latter.
+// XPU is known to serve. Without an XPUNode nothing is known of the latter.
 func (r *taintRules) pools(
 	ctx context.Context, xpu *v1alpha1.XPU, own []unstructured.Unstructured,
 ) (pools []string, err error) {
@@ -351,7 +351,8 @@ func isAnothers(ofNode []v1alpha1.XPU, xpu *v1alpha1.XPU, pool string) bool {
 	return server != nil && server.Name != xpu.Name
 }
 
-// reported returns the pools that the XPU's node publishes by DRA, of each PF that the XPU serves.
+// reported returns the pools that the XPU's node publishes by DRA, of each PF that the XPU is
+// known to serve.
 func (r *taintRules) reported(
 	ctx context.Context, xpu *v1alpha1.XPU, ofNode []v1alpha1.XPU,
 ) (pools []string, err error) {
@@ -376,7 +377,7 @@ func (r *taintRules) reported(
 
 		for _, pf := range node.Status.PFs {
 			address := pci.Address(pf.Address)
-			if server := claim.XPUOf(ofNode, address); server != nil && server.Name == xpu.Name {
+			if server := claim.ServerOf(ofNode, address); server != nil && server.Name == xpu.Name {
 				id := claim.PoolID{Node: xpu.Node(), PF: address, DevicePool: pool.Name}
 				pools = append(pools, id.String())
 			}

@@ -195,16 +195,25 @@ func (a *API) claimProblem(c *resourceapi.ResourceClaim) error {
 // XPUOf returns the XPU that serves a PF of the node, or nil if no XPU does. The caller must not
 // change it.
 func (a *API) XPUOf(ctx context.Context, pf pci.Address) (*v1alpha1.XPU, error) {
+	all, err := a.xpus(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return claim.XPUOf(all, pf), nil
+}
+
+// xpus returns the XPUs of the node. The caller must not change them.
+func (a *API) xpus(ctx context.Context) ([]v1alpha1.XPU, error) {
 	var list v1alpha1.XPUList
 	if err := a.cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list XPUs of node %s: %w", a.node, err)
 	}
-	return claim.XPUOf(list.Items, pf), nil
+	return list.Items, nil
 }
 
 // XPUAway returns why xpu-controller cannot reach the OPI agent of the Function's xPU. It returns
-// "" if the agent can be reached, if the Function has no xPU, and as long as nothing is known. It
-// also returns a reason for a Function that an administrator has given up.
+// "" if the agent can be reached, if the Function has no xPU or it is not known which of several it
+// has, and as long as nothing else is known. It also returns a reason for a Function that an administrator has given up.
 func (a *API) XPUAway(f function.Function) string {
 	select {
 	case <-a.synced:
@@ -212,8 +221,13 @@ func (a *API) XPUAway(f function.Function) string {
 		return "" // a read would block
 	}
 
-	xpu, err := a.XPUOf(context.Background(), f.PF)
-	if err != nil || xpu == nil {
+	all, err := a.xpus(context.Background())
+	if err != nil {
+		return ""
+	}
+
+	xpu := claim.XPUOf(all, f.PF)
+	if xpu == nil {
 		return ""
 	}
 
@@ -225,7 +239,7 @@ func (a *API) XPUAway(f function.Function) string {
 	}
 
 	ready := v1alpha1.ReadyOf(xpu.Status.Conditions)
-	if ready.Status != metav1.ConditionFalse {
+	if ready.Status != metav1.ConditionFalse || claim.ServerOf(all, f.PF) == nil {
 		return ""
 	}
 

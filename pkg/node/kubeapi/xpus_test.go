@@ -87,6 +87,27 @@ func TestXPUAway(t *testing.T) {
 	}
 }
 
+// TestXPUAwayOfAnotherCard: an XPU that names no PFs, as its OPI agent never answered, says nothing of
+// the PFs that the node's other XPU does not name: it may be of another card.
+func TestXPUAwayOfAnotherCard(t *testing.T) {
+	api, _ := running(t, "two-cards")
+	f := function.Function{ID: functionOf(2), PF: "0000:3b:00.0"}
+	silent := xpu("two-cards-silent", "two-cards")
+	created(t, silent)
+	silent.Status.Conditions = []metav1.Condition{{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse,
+		Reason: v1alpha1.ReasonXPUUnavailable, Message: "it does not answer",
+		LastTransitionTime: metav1.Now(),
+	}}
+	must.Succeed(t, newClient(t, cluster.Admin()).Status().Update(t.Context(), silent))
+	must.Eventually(t, "the only XPU serves every PF", func() bool { return api.XPUAway(f) != "" })
+
+	created(t, xpu("two-cards-other", "two-cards", "0000:5e:00.0"))
+	must.Eventually(t, "it is not known which XPU serves the PF", func() bool {
+		return api.XPUAway(f) == ""
+	})
+}
+
 // TestOwnPorts checks the Ports that an agent makes itself, with the rights of an agent.
 func TestOwnPorts(t *testing.T) {
 	api, _ := running(t, "own")
