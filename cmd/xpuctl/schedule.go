@@ -47,10 +47,12 @@ func scheduleCommand() *cobra.Command {
 		Long: `Places the pods that have no node yet, one after the other, and tells for each which node and which devices it gets;
 or why it stays pending, node by node. Nothing is changed in any cluster.
 
-It asks the allocator of the Kubernetes scheduler, for claims of any DRA driver. Beside claims it looks at nodeSelector,
-node affinity, taints and requested resources; not at affinity between pods, topology spread, volumes and host ports. Of
-nodes that serve a pod equally well, the scheduler takes any, and this command the first by name. The scheduler does not look
-at parameters; notes on standard error name those for xpu.opiproject.org with which a pod would not start.
+It asks the allocator of the Kubernetes scheduler, for claims of any DRA driver. This is the allocator of Kubernetes
+` + schedule.NewestKubernetes + `, with the features that the version of the scheduler has; faults that older versions had are not reproduced. Beside
+claims it looks at nodeSelector, node affinity, taints and requested resources; not at affinity between pods, topology
+spread, volumes and host ports. Of nodes that serve a pod equally well, the scheduler takes any, and this command the
+first by name. The scheduler does not look at parameters; notes on standard error name those for xpu.opiproject.org with
+which a pod would not start.
 
 It reads the cluster of the current kubeconfig, as kubectl does, and puts the objects of the files of -f into it. Files that have
 Nodes are a cluster of their own, into which no other one is read, unless --kubeconfig or --context is given. Files have Pods, in the order in which they are to be scheduled; Deployments,

@@ -98,12 +98,20 @@ type Features struct {
 	TaintRules        bool // DeviceTaintRules have an effect
 
 	// listsUnsaid is true if nobody said whether the scheduler has lists, which are off by default.
-	listsUnsaid bool
+	// oldLists is true if it has lists, and compares them otherwise than this program.
+	listsUnsaid, oldLists bool
 }
+
+// firstWithLists is the first version of Kubernetes whose allocator keeps count of the values that
+// devices have in common. The allocator of 1.36 forgets them when it takes a device back
+// (matchAttributeConstraint in structured/internal/experimental).
+const firstWithLists = "1.37"
 
 // NewFeatures returns the features of the scheduler of a version of Kubernetes: the defaults of
 // that version, changed by featureGates in the format of --feature-gates, for example
-// "DRAConsumableCapacity=true". The version is like 1.37 or v1.37.1. What versions after
+// "DRAConsumableCapacity=true". The version is like 1.37 or v1.37.1. The allocator is the one of
+// [NewestKubernetes] with these features: faults of older ones that were mended since are not
+// reproduced. What versions after
 // [NewestKubernetes] changed is unknown: they get the features of that version, and [Features.Note]
 // says so.
 func NewFeatures(kubernetes, featureGates string) (Features, error) {
@@ -140,6 +148,8 @@ func NewFeatures(kubernetes, featureGates string) (Features, error) {
 		Unknown:    unknown,
 		listsUnsaid: !gate.Enabled(listTypeAttributes) &&
 			!strings.Contains(featureGates, string(listTypeAttributes)),
+		oldLists: gate.Enabled(listTypeAttributes) &&
+			v.LessThan(version.MustParse(firstWithLists)),
 		ExtendedResources: gate.Enabled(extendedResource),
 		// Version 1.34 has no separate gate for rules.
 		TaintRules: gate.Enabled(deviceTaints) &&
@@ -170,10 +180,15 @@ func (f Features) Note() string {
 }
 
 // ListsNote returns a sentence for people if slices have attributes with several values, and nobody
-// said whether the scheduler compares these. Otherwise it returns "".
+// said whether the scheduler compares these, or it compares them otherwise. Otherwise it returns "".
 func (f Features) ListsNote(all []*resourceapi.ResourceSlice) string {
-	if !f.listsUnsaid || !slices.ContainsFunc(all, hasList) {
+	if !f.listsUnsaid && !f.oldLists || !slices.ContainsFunc(all, hasList) {
 		return ""
+	}
+	if f.oldLists {
+		return fmt.Sprintf("ResourceSlices have attributes with several values, which the answer "+
+			"compares as Kubernetes %s does: the scheduler of %s refuses some claims that match by "+
+			"them, although they can be satisfied", NewestKubernetes, f.Kubernetes)
 	}
 	return fmt.Sprintf("ResourceSlices have attributes with several values, which the answer takes for "+
 		"equal to nothing: if the scheduler has the feature gate, add --feature-gates %s=true",
