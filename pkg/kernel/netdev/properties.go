@@ -392,7 +392,8 @@ var table = []Property{
 	{
 		Name: "routes", Source: FromPod, Fields: []string{"routes"}, Move: Gone,
 		Check: "compared, in whatever table the route is now, because `sbr` moves routes; not " +
-			"compared if a later plugin made the interface a port, as `vrf` and `bond` do",
+			"compared if a later plugin made the interface a port, as `vrf` and `bond` do: the " +
+			"kernel drops its routes then, and nothing says which ones the plugin made again",
 		check: missingRoutes,
 	},
 	{
