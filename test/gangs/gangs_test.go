@@ -127,15 +127,16 @@ func TestGangKilled(t *testing.T) {
 		pods := w.gang(name, 4, 2, random.IntN(2) == 0)
 		after := between(7 * time.Second)
 		time.Sleep(after) // until the point of the kill
-		killed := w.killOne(random)
+		killed := w.killOne(random, 1)
 		t.Logf("gang %d: %s killed after %s, bound %s later", i, killed, after,
 			w.bound(pods, 2*time.Minute))
 		w.clear(name)
 	}
 }
 
-// killOne kills one of the parts and starts it again. It returns which.
-func (w *world) killOne(random *rand.Rand) string {
+// killOne kills one of the parts and starts it again. It returns which. cards is how many cards have
+// their OPI agent in one process.
+func (w *world) killOne(random *rand.Rand, cards int) string {
 	switch random.IntN(3) {
 	case 0:
 		w.stop()
@@ -147,10 +148,15 @@ func (w *world) killOne(random *rand.Rand) string {
 		return "scheduler"
 	}
 
-	agent := w.agents[random.IntN(len(w.agents))]
-	agent.Kill()
-	must.Succeed(w, agent.Run())
-	return "OPI agent"
+	process := random.IntN(len(w.agents) / cards)
+	agents := w.agents[process*cards : (process+1)*cards]
+	for _, agent := range agents {
+		agent.Kill()
+	}
+	for _, agent := range agents {
+		must.Succeed(w, agent.Run())
+	}
+	return fmt.Sprint("OPI agent ", process)
 }
 
 // clear removes a gang with all that was made for it.

@@ -43,7 +43,7 @@ func TestLargeGangKilled(t *testing.T) {
 		var victims []string
 		for range min(4, *largeKills-killed) {
 			time.Sleep(time.Duration(random.Int64N(int64(6 * time.Second)))) // until the kill
-			victims = append(victims, fmt.Sprintf("%s after %s", w.killLarge(random),
+			victims = append(victims, fmt.Sprintf("%s after %s", w.killOne(random, cardsOfAgent),
 				time.Since(begin).Round(100*time.Millisecond)))
 			killed++
 		}
@@ -89,30 +89,6 @@ func refuseFirstFor(duration time.Duration) func(id string) error {
 		}
 		return nil
 	}
-}
-
-// killLarge kills one of the parts and starts it again. It returns which.
-func (w *world) killLarge(random *rand.Rand) string {
-	switch random.IntN(3) {
-	case 0:
-		w.stop()
-		w.start()
-		return "xpu-controller"
-	case 1:
-		w.scheduler.kill()
-		w.scheduler.start()
-		return "scheduler"
-	}
-
-	process := random.IntN(largeNodes / cardsOfAgent)
-	cards := w.agents[process*cardsOfAgent : (process+1)*cardsOfAgent]
-	for _, agent := range cards {
-		agent.Kill()
-	}
-	for _, agent := range cards {
-		must.Succeed(w, agent.Run())
-	}
-	return fmt.Sprint("OPI agent ", process)
 }
 
 // servesAll waits until all Ports are at the agents, those that an agent lost included.

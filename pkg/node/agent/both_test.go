@@ -223,11 +223,12 @@ func TestMoveToDevicePlugin(t *testing.T) {
 	s.endClean()
 }
 
-// TestBothOnOnePod: a pod has an extended resource and a claim, from two pools of one PF.
-func TestBothOnOnePod(t *testing.T) {
-	s := newCRDSite(t)
-	vf, claimed := s.vfs[0], s.vfs[1]
-	p := newPod(t, "pod1")
+// giveBoth starts the agent with two pools, gives the pod vf by the device plugin and claimed by a
+// claim, and returns when both are attached.
+func (s *site) giveBoth(
+	p pod, vf, claimed function.ID,
+) (driver *kubelettest.DRADriver, c *resourceapi.ResourceClaim) {
+	s.t.Helper()
 	fast, byClaim := byDevicePlugin(v1alpha1.ProvisionAtAdd), byDRA()
 	fast.Selectors = []v1alpha1.FunctionSelector{{PCIAddresses: []string{vf.String()}}}
 	byClaim.Selectors = []v1alpha1.FunctionSelector{{PCIAddresses: []string{claimed.String()}}}
@@ -239,11 +240,11 @@ func TestBothOnOnePod(t *testing.T) {
 	s.awaitOffer("the other Function is offered by DRA", []function.ID{claimed}, nil)
 	s.awaitRuntime()
 
-	driver := s.register()
-	c := s.allocateFor(p.name, "claimed", "net", claimed)
+	driver = s.register()
+	c = s.allocateFor(p.name, "claimed", "net", claimed)
 	s.prepareUntil(driver, c)
 	if _, err := s.give(p.name, vf); err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
 
 	resources := kubelettest.Pod(p.name, resource, vf.String())
@@ -251,7 +252,7 @@ func TestBothOnOnePod(t *testing.T) {
 	resources.Containers[0].DynamicResources = ofClaim.Containers[0].DynamicResources
 	s.pods.Set(resources)
 	if _, err := s.add(p, vf); err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
 
 	s.eventually("the runtime's plugin attached the claim's interface", func() bool {
@@ -259,6 +260,15 @@ func TestBothOnOnePod(t *testing.T) {
 		_, err := p.Handle().LinkByName("fast0")
 		return err == nil
 	})
+	return driver, c
+}
+
+// TestBothOnOnePod: a pod has an extended resource and a claim, from two pools of one PF.
+func TestBothOnOnePod(t *testing.T) {
+	s := newCRDSite(t)
+	vf, claimed := s.vfs[0], s.vfs[1]
+	p := newPod(t, "pod1")
+	driver, c := s.giveBoth(p, vf, claimed)
 
 	if _, err := p.Handle().LinkByName("net1"); err != nil {
 		t.Errorf("net1 of the CNI plugin: %v", err)

@@ -10,11 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -25,35 +21,7 @@ func TestRunEmptied(t *testing.T) {
 	s := newCRDSite(t)
 	vf, claimed := s.vfs[0], s.vfs[1]
 	p := newPod(t, "pod1")
-	fast, byClaim := byDevicePlugin(v1alpha1.ProvisionAtAdd), byDRA()
-	fast.Selectors = []v1alpha1.FunctionSelector{{PCIAddresses: []string{vf.String()}}}
-	byClaim.Selectors = []v1alpha1.FunctionSelector{{PCIAddresses: []string{claimed.String()}}}
-	s.declare(fast)
-	s.create(&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "claimed"}, Spec: byClaim})
-	s.startRuntime(p.nri())
-	s.start()
-	s.wantHealthy(vf)
-	s.awaitOffer("the other Function is offered by DRA", []function.ID{claimed}, nil)
-	s.awaitRuntime()
-
-	driver := s.register()
-	c := s.allocateFor(p.name, "claimed", "net", claimed)
-	s.prepareUntil(driver, c)
-	if _, err := s.give(p.name, vf); err != nil {
-		t.Fatal(err)
-	}
-	resources := kubelettest.Pod(p.name, resource, vf.String())
-	ofClaim := kubelettest.ClaimPod(p.name, v1alpha1.GroupName, claimed.DeviceName())
-	resources.Containers[0].DynamicResources = ofClaim.Containers[0].DynamicResources
-	s.pods.Set(resources)
-	if _, err := s.add(p, vf); err != nil {
-		t.Fatal(err)
-	}
-	s.eventually("the claim's interface is attached", func() bool {
-		s.runSandbox(p)
-		_, err := p.Handle().LinkByName("fast0")
-		return err == nil
-	})
+	_, c := s.giveBoth(p, vf, claimed)
 
 	directories := []string{
 		s.config.CDIDir, filepath.Join(s.config.DeviceInfoDir, "dp"), filepath.Dir(s.config.CNISocket),

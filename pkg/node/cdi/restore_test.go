@@ -4,8 +4,6 @@ package cdi_test
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,32 +14,13 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/keep"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/keep/keeptest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 var devices = []specs.Device{{
 	Name: "a", ContainerEdits: specs.ContainerEdits{Env: []string{"A=1"}},
 }}
-
-// list returns the names of the files in a directory.
-func list(t *testing.T, dir string) (names []string) {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
-	}
-	for _, entry := range entries {
-		names = append(names, entry.Name())
-	}
-	return names
-}
-
-func wantFiles(t *testing.T, dir string, want ...string) {
-	t.Helper()
-	if got := list(t, dir); !slices.Equal(got, want) {
-		t.Errorf("%s has %q, want %q", dir, got, want)
-	}
-}
 
 // TestRestore checks that files come back that were written or adopted, and no others.
 func TestRestore(t *testing.T) {
@@ -62,7 +41,7 @@ func TestRestore(t *testing.T) {
 	if !slices.Equal(restored, []string{"xpu.opiproject.org-a.yaml"}) {
 		t.Errorf("restored %q", restored)
 	}
-	wantFiles(t, path, "xpu.opiproject.org-a.yaml")
+	keeptest.WantFiles(t, path, "xpu.opiproject.org-a.yaml")
 	again, err := os.ReadFile(filepath.Join(path, "xpu.opiproject.org-a.yaml"))
 	must.Succeed(t, err)
 	if string(again) != string(content) {
@@ -84,7 +63,7 @@ func TestRestore(t *testing.T) {
 	if restored, err := next.Restore(); err != nil || len(restored) != 1 {
 		t.Errorf("restored %q, %v, want the adopted file", restored, err)
 	}
-	wantFiles(t, path, "xpu.opiproject.org-a.yaml")
+	keeptest.WantFiles(t, path, "xpu.opiproject.org-a.yaml")
 }
 
 // TestKeepComplete checks that files come back whenever they are removed, also with their

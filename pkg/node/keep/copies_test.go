@@ -11,28 +11,9 @@ import (
 	"testing"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/node/keep"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/keep/keeptest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
-
-// list returns the names of the files in a directory.
-func list(t *testing.T, dir string) (names []string) {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
-	}
-	for _, entry := range entries {
-		names = append(names, entry.Name())
-	}
-	return names
-}
-
-func wantFiles(t *testing.T, dir string, want ...string) {
-	t.Helper()
-	if got := list(t, dir); !slices.Equal(got, want) {
-		t.Errorf("%s has %q, want %q", dir, got, want)
-	}
-}
 
 // TestCopies checks that the files of a library come back until it removes them.
 func TestCopies(t *testing.T) {
@@ -57,7 +38,7 @@ func TestCopies(t *testing.T) {
 	must.Succeed(t, c.WriteFile(one, []byte("one"), 0o644))
 	elsewhere := filepath.Join(root, "metadata.json")
 	must.Succeed(t, c.WriteFile(elsewhere, []byte("data"), 0o644))
-	wantFiles(t, copies, "lib_old.json", "lib_one.json")
+	keeptest.WantFiles(t, copies, "lib_old.json", "lib_one.json")
 
 	must.Succeed(t, os.RemoveAll(dir))
 	found, err := c.Glob(filepath.Join(dir, "lib_*.json"))
@@ -82,7 +63,7 @@ func TestCopies(t *testing.T) {
 	must.Succeed(t, os.RemoveAll(copies))
 	must.Succeed(t, c.WriteFile(one, []byte("two"), 0o644))
 	must.Succeed(t, c.Adopt("lib_*.json"))
-	wantFiles(t, copies, "lib_old.json", "lib_one.json")
+	keeptest.WantFiles(t, copies, "lib_old.json", "lib_one.json")
 
 	unfinished := []string{
 		filepath.Join(dir, ".lib_one.json.1.tmp"), filepath.Join(copies, ".lib_one.json.1.tmp"),
@@ -111,8 +92,8 @@ func TestCopies(t *testing.T) {
 	if err != nil || len(restored) != 0 {
 		t.Errorf("restored %q, %v after the removal", restored, err)
 	}
-	wantFiles(t, dir)
-	wantFiles(t, copies)
+	keeptest.WantFiles(t, dir)
+	keeptest.WantFiles(t, copies)
 }
 
 // TestUnreadableCopy: it is not known whether a file has a copy that cannot be looked at.
@@ -153,6 +134,6 @@ func TestForgetReplaced(t *testing.T) {
 	for _, name := range []string{"missing", "never", "replaced", "same"} {
 		must.Succeed(t, c.ForgetReplaced(name))
 	}
-	wantFiles(t, copies, "missing", "same")
-	wantFiles(t, dir, "replaced", "same")
+	keeptest.WantFiles(t, copies, "missing", "same")
+	keeptest.WantFiles(t, dir, "replaced", "same")
 }
