@@ -619,27 +619,37 @@ func TestAllocate(t *testing.T) {
 
 // TestAllocateWaitsForRelease: Allocate waits for a Function whose release began after the kubelet
 // had chosen it.
-func TestAllocateWaitsForRelease(t *testing.T) {
+// releasing is a scene in which vf0 is not back from its last pod.
+func releasing(t *testing.T, timeout time.Duration) *scene {
+	t.Helper()
 	s := newScene(t, kubelettest.Options{})
-	s.manager.AllocateTimeout = time.Second
+	s.manager.AllocateTimeout = timeout
 	s.set(poolOf("fast", vfs("3b:0")...))
 	s.run()
 	s.awaitHealthy("registered", fast, vf0)
 	s.hurt(v1alpha1.TaintReleasePending, "is not back yet", vf0)
 	s.awaitHealthy("being released", fast)
-	_, err := s.kubelet.Allocate(t.Context(), fast, vf0)
-	if status.Code(err) != codes.DeadlineExceeded ||
-		!strings.Contains(err.Error(), "is not back yet") || !strings.Contains(err.Error(), vf0) {
-		t.Errorf("Allocate = %v, want that it gave up on %s, which is not back yet", err, vf0)
-	}
+	return s
+}
 
+func TestAllocateWaitsForRelease(t *testing.T) {
+	s := releasing(t, time.Minute)
 	go func() {
-		time.Sleep(2 * debounce)
+		time.Sleep(2 * debounce) // Allocate most likely waits by then
 		s.hurt("", "", vf0)
 	}()
 
 	if _, err := s.kubelet.Allocate(t.Context(), fast, vf0); err != nil {
 		t.Errorf("Allocate = %v, want success once it is back", err)
+	}
+}
+
+func TestAllocateGivesUpOnRelease(t *testing.T) {
+	s := releasing(t, 200*time.Millisecond)
+	_, err := s.kubelet.Allocate(t.Context(), fast, vf0)
+	if status.Code(err) != codes.DeadlineExceeded ||
+		!strings.Contains(err.Error(), "is not back yet") || !strings.Contains(err.Error(), vf0) {
+		t.Errorf("Allocate = %v, want that it gave up on %s, which is not back yet", err, vf0)
 	}
 }
 
