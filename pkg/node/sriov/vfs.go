@@ -208,18 +208,20 @@ func (v *VFs) planUnfinished(
 			continue
 		}
 
-		demanded := v.pfs[f.PF] != nil
 		switch {
-		case v.inChange.Has(f.PF):
-			if !demanded {
-				v.pfs[f.PF] = v.planPF(f, before[f.PF], n, "")
-			}
-		case f.NumVFs > 0:
+		case !v.inChange.Has(f.PF) && v.hasVFs(f.PF):
 			v.finished(f.PF)
-		case !demanded:
+		case v.pfs[f.PF] == nil: // no DevicePool names it
 			v.pfs[f.PF] = v.planPF(f, before[f.PF], n, "")
 		}
 	}
+}
+
+// hasVFs reports whether the kernel shows VFs of a PF now. The inventory may be behind: just after a
+// change that failed, it still has the VFs that are gone.
+func (v *VFs) hasVFs(pf pci.Address) bool {
+	vfs, err := v.vfs(pf)
+	return err == nil && len(vfs) > 0
 }
 
 // planPF queues a PF if it may need work. pf is the known state of the PF, or nil. planPF returns
