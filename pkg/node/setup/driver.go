@@ -115,9 +115,12 @@ func (p *PCIDrivers) serves(d sysfs.Dir, bound, wanted string) (bool, error) {
 
 // usable returns an error if a driver cannot be bound, or must not be.
 func (p *PCIDrivers) usable(d sysfs.Dir, f function.Function, driver string) error {
-	switch {
-	case f.NumVFs > 0:
-		return fmt.Errorf("it is a PF with %d VFs, which would be lost", f.NumVFs)
+	vfs, err := d.VFs() // the inventory may be behind
+	switch n := max(len(vfs), f.NumVFs); {
+	case err != nil:
+		return err
+	case n > 0:
+		return fmt.Errorf("it is a PF with %d VFs, which would be lost", n)
 	case f.DefaultRoute:
 		return errors.New("the node's default route goes over its netdev")
 	}
@@ -154,20 +157,29 @@ func (p *PCIDrivers) fault(f function.Function) string {
 func (p *PCIDrivers) snapshot(
 	ctx context.Context, d sysfs.Dir, want journal.Attachment,
 ) (*netdev.Snapshot, error) {
+	dir, names, err := d.Netdevs()
+	if err != nil {
+		return nil, fmt.Errorf("whether it has a netdev is not known: %w", err)
+	}
+
 	before, err := lifecycle.Device(p.Functions, want)
-	dir, names, dirErr := d.Netdevs()
+	none := errors.Is(err, netdev.ErrNoNetdev)
 	switch {
-	case errors.Is(err, netdev.ErrNoNetdev) && dirErr == nil && dir != "" && len(names) == 0:
+	case none && dir == "":
+		return nil, nil
+	case none && len(names) == 0:
 		return nil,
 			errors.New("its netdev is in another network namespace, where somebody may use it")
-	case errors.Is(err, netdev.ErrNoNetdev):
-		return nil, nil
 	case err != nil:
 		return nil, err
 	}
 
+	links, err := dir.Dir(before.Name).Sorted()
+	if err != nil {
+		return nil, fmt.Errorf("whether its netdev %s is in use is not known: %w", before.Name, err)
+	}
+
 	var users []string // for example bonds, bridges and VLANs on top of the netdev
-	links, _ := dir.Dir(before.Name).Sorted()
 	for _, name := range links {
 		if upper, is := strings.CutPrefix(name, "upper_"); is {
 			users = append(users, upper)
@@ -321,8 +333,8 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 	}
 
 	for _, note := range restored.Notes {
-		p.Log.Info("Something of the netdev stays different; its next owner is isolated all the same", "function", a.Function.String(), "netdev", restored.Name,
-			"reason", note)
+		p.Log.Info("Something of the netdev stays different; its next owner is isolated all the "+
+			"same", "function", a.Function.String(), "netdev", restored.Name, "reason", note)
 	}
 
 	return nil

@@ -89,7 +89,10 @@ func (p *PCIDrivers) isolated(d sysfs.Dir) error {
 	var peers []string
 	for _, member := range names {
 		driver, err := members.Dir(member).Link("driver")
-		if err == nil && member != filepath.Base(string(d)) && !slices.Contains(harmless, driver) {
+		if err != nil {
+			return fmt.Errorf("driver of %s in its IOMMU group %s: %w", member, group, err)
+		}
+		if member != d.Base() && !slices.Contains(harmless, driver) {
 			peers = append(peers, fmt.Sprintf("%s (driver %s)", member, driver))
 		}
 	}
@@ -158,7 +161,7 @@ func (p *PCIDrivers) awaitUnused(ctx context.Context, d sysfs.Dir) error {
 // whether the device is enabled, as it is while a program uses it (vfio_pci_core_enable).
 //
 // The kernel does not show a program that has opened the device's own node and not bound it to an
-// iommufd yet.
+// iommufd yet. A device counts as used while the kernel does not say whether it is.
 func (p *PCIDrivers) isOpen(d sysfs.Dir, nodes vfioNodes) bool {
 	for _, node := range nodes.ofGroup {
 		fd, err := unix.Open(filepath.Join(p.DevRoot, node), unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -172,7 +175,8 @@ func (p *PCIDrivers) isOpen(d sysfs.Dir, nodes vfioNodes) bool {
 	}
 
 	enabled, err := d.Number("enable") // the number of times the device was enabled
-	return err == nil && enabled != 0
+	unknown := err != nil && !errors.Is(err, fs.ErrNotExist)
+	return unknown || enabled != 0
 }
 
 // stillUsed adds the processes that have one of the nodes open to an error: "process 4711

@@ -35,6 +35,8 @@ type host struct {
 	f     function.Function // without the driver, which sysfs has
 	steps []string
 	fault map[function.ID]string
+	// hidden says that Netdev fails although there is a netdev
+	hidden bool
 	// restored is the snapshot that the netdev was restored to
 	restored *netdev.Snapshot
 }
@@ -105,6 +107,9 @@ func (h *host) Get(id function.ID) (function.Function, bool) {
 }
 
 func (h *host) Netdev(id function.ID) (string, error) {
+	if h.hidden {
+		return "", errors.New("too many open files")
+	}
 	for _, pattern := range []string{"net/*", "virtio*/net/*"} {
 		found, err := filepath.Glob(h.path(h.device(pattern)))
 		must.Succeed(h.t, err)
@@ -243,7 +248,13 @@ func TestPlanRefuses(t *testing.T) {
 		{"shared IOMMU group", func(h *host) {
 			h.link("bus/pci/drivers/other", "kernel/iommu_groups/42/devices/0000:3b:00.3/driver")
 		}, "its IOMMU group 42 also has 0000:3b:00.3 (driver other)"},
+		{"unknown driver in the IOMMU group", func(h *host) {
+			h.file("kernel/iommu_groups/42/devices/0000:3b:00.3/driver", "")
+		}, "driver of 0000:3b:00.3 in its IOMMU group 42"},
 		{"PF with VFs", func(h *host) { h.f.NumVFs = 4 }, "it is a PF with 4 VFs"},
+		{"PF with VFs that the inventory has not seen", func(h *host) {
+			h.link("bus/pci/devices/0000:3b:00.4", h.device("virtfn0"))
+		}, "it is a PF with 1 VFs"},
 		{"VF in error", func(h *host) {
 			h.fault = map[function.ID]string{vf: "its own"}
 		}, "its card is in error: its own"},
@@ -264,6 +275,17 @@ func TestPlanRefuses(t *testing.T) {
 			h.bind("virtio-pci")
 			h.link("br0", h.device("virtio3/net/eth5/upper_br0"))
 		}, "netdev eth5 is in use on the host, by br0"},
+		{"what is on top of the netdev is unknown", func(h *host) {
+			must.Succeed(t, os.RemoveAll(h.path(h.device("net/eth5"))))
+			h.file(h.device("net/eth5"), "")
+		}, "whether its netdev eth5 is in use"},
+		{"whether there is a netdev is unknown", func(h *host) {
+			must.Succeed(t, os.RemoveAll(h.path(h.device("net"))))
+			h.file(h.device("net"), "")
+		}, "whether it has a netdev"},
+		{"netdev that the inventory does not find", func(h *host) {
+			h.hidden = true
+		}, "no netdev in the host's network namespace"},
 		{"netdev of virtio is away", func(h *host) {
 			must.Succeed(t, os.RemoveAll(h.path(h.device("net"))))
 			h.bind("virtio-pci")
@@ -440,6 +462,21 @@ func TestRestoreWhileInUse(t *testing.T) {
 
 		time.AfterFunc(time.Second, func() { h.file(h.device("enable"), "0\n") })
 		must.Succeed(t, p.Restore(t.Context(), a))
+	})
+}
+
+// TestRestoreWhileUseIsUnknown checks that no driver is unbound while the kernel does not say whether
+// a program uses the device, because such an unbind may never end.
+func TestRestoreWhileUseIsUnknown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t)
+		h.bind("vfio-pci")
+		must.Succeed(t, os.Mkdir(h.path(h.device("enable")), 0o755)) // cannot be read
+		a := reservation()
+		a.Setup.Own = "mlx5_core"
+		if err := h.drivers().Restore(t.Context(), a); err == nil || len(h.steps) > 0 {
+			t.Errorf("error %v, it did %q", err, h.steps)
+		}
 	})
 }
 
