@@ -110,6 +110,7 @@ func (s *Server) drainSpool(ctx context.Context, changes *watchdir.Dir) (empty b
 	}
 
 	var files []spooled
+	unread := false
 	for _, entry := range entries {
 		if !isRequest(entry.Name()) {
 			continue
@@ -118,6 +119,9 @@ func (s *Server) drainSpool(ctx context.Context, changes *watchdir.Dir) (empty b
 		file, err := s.readSpooled(entry)
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // the file was removed
+		case errors.As(err, new(*fs.PathError)): // for example, no file descriptor is left
+			unread = true
+			s.Log.Error(err, "File in the CNI spool cannot be read; trying again", "file", file.path)
 		case err != nil:
 			s.putAside(file.path, err)
 		default:
@@ -134,11 +138,13 @@ func (s *Server) drainSpool(ctx context.Context, changes *watchdir.Dir) (empty b
 		group.Go(func() error { return s.handleSpooled(ctx, file) })
 	}
 
-	return group.Wait() == nil
+	err = group.Wait()
+	return err == nil && !unread
 }
 
-// readSpooled reads one file. An error means that the file will never be a valid request. A request
-// of a later version is no error, but waits for an agent that knows it.
+// readSpooled reads one file. An [fs.PathError] means that the file cannot be read now. Any other
+// error means that the file will never be a valid request. A request of a later version is no
+// error, but waits for an agent that knows it.
 func (s *Server) readSpooled(entry fs.DirEntry) (file spooled, err error) {
 	file.path = filepath.Join(s.SpoolDir, entry.Name())
 	if file.info, err = entry.Info(); err != nil {

@@ -7,20 +7,26 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/uptime"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/watchdir"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle/lifecycletest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/needs"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -207,6 +213,48 @@ func TestSpoolRemoved(t *testing.T) {
 			r.checkFree(0, before)
 		}
 	})
+}
+
+// TestSpoolUnread checks that a file that cannot be read now stays, because it may be a request. The
+// memory of a process, which has nothing at its beginning, stands for such a file.
+func TestSpoolUnread(t *testing.T) {
+	needs.Root(t, "a mount takes the place of the file")
+	dir := filepath.Join(t.TempDir(), "spool")
+	file := filepath.Join(dir, "a.json")
+	must.Succeed(t, os.Mkdir(dir, privateMode))
+	must.Succeed(t, os.WriteFile(file, nil, 0o600))
+
+	s := &Server{
+		SpoolDir: dir, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t),
+	}
+	changes, err := watchdir.Open(dir, nil)
+	must.Succeed(t, err)
+	defer changes.Close()
+
+	empty := make(chan bool)
+	go func() {
+		defer close(empty)
+		runtime.LockOSThread() // the mount ends with the thread
+		err := unix.Unshare(unix.CLONE_NEWNS)
+		if err == nil {
+			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+		}
+		if err == nil {
+			err = unix.Mount("/proc/self/mem", file, "", unix.MS_BIND, "")
+		}
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		empty <- s.drainSpool(t.Context(), changes)
+	}()
+
+	if <-empty {
+		t.Error("no request is left")
+	}
+	if bad := testutil.ToFloat64(s.Metrics.badFile); bad != 0 {
+		t.Errorf("%v bad files", bad)
+	}
 }
 
 // TestClockSetWhileAway: the clock is set while the agent does not run. A DEL that came after its
