@@ -117,15 +117,15 @@ func (r *Reporters) Fault(f function.Function) (message string) {
 }
 
 // Synced waits until the reporters were read once, but no longer than 5 s, because a card that
-// hangs must not keep the agent from serving others. Until then, Functions have no fault. Synced
-// returns false if ctx ends first.
+// hangs, or that fails to answer, must not keep the agent from serving others. Until then, Functions
+// have no fault. Synced returns false if ctx ends first.
 func (r *Reporters) Synced(ctx context.Context) bool {
 	select {
 	case <-r.looked:
 		return true
 	case <-time.After(lookTime):
-		r.options.Log.Info("The kernel does not tell of health reporters, so faults are not "+
-			"known yet: a card may hang",
+		r.options.Log.Info("Health reporters could not be read yet, so that faults are not known: a "+
+			"card may hang, or the log says what else is wrong",
 			"waited", lookTime.String())
 		return true
 	case <-ctx.Done():
@@ -145,8 +145,11 @@ func (r *Reporters) Run(ctx context.Context) error {
 	looked := sync.OnceFunc(func() { close(r.looked) })
 	for loop.Wait(ctx, changes, 0) {
 		loop.Retry(ctx, firstRetry, slowestRetry, func(context.Context) error {
-			defer looked()
-			return r.look()
+			err := r.look()
+			if err == nil {
+				looked()
+			}
+			return err
 		}, func(err error, retry time.Duration) {
 			r.options.Log.Error(err, "Cannot read health reporters for now", "retry",
 				retry.String())

@@ -321,6 +321,21 @@ func TestReportersUnreadable(t *testing.T) {
 	})
 }
 
+// TestReportersUnreadableAtFirst checks that a read that failed does not count as one that found no
+// faults.
+func TestReportersUnreadableAtFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &kernel{
+			reporters: []devlink.Reporter{failed(devlink.OfPCI(card), -1, "fw")},
+			refuses:   errors.New("no memory"),
+		}
+		time.AfterFunc(time.Second, func() { k.set(func() { k.refuses = nil }) })
+
+		f := follow(t, k)
+		f.is(t, true, 1)
+	})
+}
+
 // TestReportersHang checks that the agent does not wait for ever for a card that hangs.
 func TestReportersHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
