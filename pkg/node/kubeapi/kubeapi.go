@@ -19,11 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -288,18 +285,4 @@ func (a *API) owner(ctx context.Context) (metav1.OwnerReference, error) {
 	return metav1.OwnerReference{
 		APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID,
 	}, nil
-}
-
-// NewRecorder returns a recorder of events about Kubernetes' own kinds, such as pods and nodes. It
-// sends events in the background until ctx ends, never blocks, and drops events that the API server
-// does not accept.
-func NewRecorder(
-	ctx context.Context, clientset kubernetes.Interface,
-) (events.EventRecorder, error) {
-	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: clientset.EventsV1()})
-	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
-		return nil, fmt.Errorf("events: %w", err)
-	}
-	context.AfterFunc(ctx, broadcaster.Shutdown)
-	return broadcaster.NewRecorder(clientgoscheme.Scheme, "xpu-agent"), nil
 }

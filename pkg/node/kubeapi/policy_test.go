@@ -513,6 +513,17 @@ func TestAgentsSendEvents(t *testing.T) {
 				e.Note == "hook x" && e.ReportingController == "xpu-agent"
 		})
 	})
+
+	// A pod can make the reason of a quarantine long, and the API server would refuse such an event.
+	recorder.Eventf(pod, nil, corev1.EventTypeWarning, "TooLong", "Release", "%s",
+		strings.Repeat("é", 1000))
+	must.Eventually(t, "the event with a long note is there", func() bool {
+		var found eventsv1.EventList
+		must.Succeed(t, admin.List(t.Context(), &found, client.InNamespace("default")))
+		return slices.ContainsFunc(found.Items, func(e eventsv1.Event) bool {
+			return e.Reason == "TooLong" && strings.HasPrefix(e.Note, strings.Repeat("é", 500))
+		})
+	})
 }
 
 // allocatedTo returns an allocation as a scheduler writes it, with a setting that only a class may
