@@ -198,13 +198,16 @@ func (s *scanner) attribute(device, of sysfs.Dir, name string, why reason) strin
 }
 
 // readRDMA reads the RDMA devices. Their directory exists, but is empty, while they are in another
-// network namespace.
+// network namespace. If it cannot be read, the devices that were last seen are kept for later.
 func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	found, exists, err := device.Dir("infiniband").Names()
 	s.report(device, reasonRDMA, err)
 	f.RDMAUnknown = err != nil
 	f.RDMAMode = "" // until here, an SF has the mode of its PF
-	if !exists {
+	switch {
+	case err != nil:
+		return
+	case !exists:
 		m.rdma, m.pkey = nil, ""
 		return
 	}
@@ -249,16 +252,33 @@ func (s *scanner) readRDMAMode() function.RDMAMode {
 func (s *scanner) readIOMMUGroup(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	coming := m.iommuGroup == "" && f.HandedBy() == function.VFIO
 	if !m.iommuRead || m.driver != f.Driver || coming {
-		group, err := device.Link("iommu_group")
+		group, err := iommuGroup(device)
 		s.report(device, reasonIOMMU, err)
-		// real groups have no name
-		if name, _ := device.Dir("iommu_group").Attribute("name"); name == quirk.NoIOMMUGroup {
-			group = quirk.NoIOMMUPrefix + group
-		}
 		m.driver, m.iommuGroup, m.iommuRead = f.Driver, group, err == nil
 	}
 
 	f.IOMMUGroup = m.iommuGroup
+}
+
+// iommuGroup reads the IOMMU group of a device. A group that vfio has made without an IOMMU gets a
+// prefix.
+func iommuGroup(device sysfs.Dir) (string, error) {
+	group, err := device.Link("iommu_group")
+	if group == "" || err != nil {
+		return "", err
+	}
+
+	name, err := device.Dir("iommu_group").Attribute("name")
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // real groups have no name
+		return group, nil
+	case err != nil:
+		return "", err
+	case name == quirk.NoIOMMUGroup:
+		return quirk.NoIOMMUPrefix + group, nil
+	}
+
+	return group, nil
 }
 
 // readVDPAs lists the vDPA devices of the node. If several have the same parent, the first one by

@@ -251,6 +251,17 @@ func TestWhatPodsTake(t *testing.T) {
 		}
 	}
 
+	// lookDespite is look for a scan that cannot read something.
+	lookDespite := func(why reason) {
+		t.Helper()
+		if diff := gocmp.Diff(want, scanned(t, s)[want.ID.String()]); diff != "" {
+			t.Errorf("without %s (-want +got):\n%s", why, diff)
+		}
+		if _, reported := s.problems[problem{onBus + "0000:3b:01.0", why}]; !reported {
+			t.Errorf("no problem with %s in %v", why, s.problems)
+		}
+	}
+
 	remove := func(names ...string) {
 		t.Helper()
 		for _, name := range names {
@@ -264,6 +275,18 @@ func TestWhatPodsTake(t *testing.T) {
 	remove(dir+"net/ens3f0v0", dir+"infiniband/mlx5_2")
 	want.Netdev = ""
 	look("in a pod")
+
+	known := want
+	remove(dir + "infiniband")
+	sysfsTree{dir + "infiniband": "a file"}.write(t, root)
+	want.RDMA, want.RDMADevices, want.PKey, want.RDMAMode = false, nil, "", ""
+	want.RDMAUnknown = true
+	lookDespite(reasonRDMA)
+	remove(dir + "infiniband")
+	sysfsTree{dir + "infiniband/": ""}.write(t, root)
+	want = known
+	look("RDMA devices can be read again")
+
 	sysfsTree{dir + "net/ens3f0v0/type": "32",
 		dir + "infiniband/mlx5_9/ports/1/pkeys/0": "0x8001"}.write(t, root)
 	want.Netdev, want.RDMADevices, want.PKey = "ens3f0v0", []string{"mlx5_9"}, "0x8001"
@@ -283,7 +306,10 @@ func TestWhatPodsTake(t *testing.T) {
 	want.Driver, want.Passthrough = "vfio-pci", function.VFIO
 	look("bound to vfio-pci, which is not ready yet")
 	sysfsTree{dir + "iommu_group": "-> ../../../../kernel/iommu_groups/0",
-		"kernel/iommu_groups/0/name": "vfio-noiommu"}.write(t, root)
+		"kernel/iommu_groups/0/name/": ""}.write(t, root)
+	lookDespite(reasonIOMMU)
+	remove("kernel/iommu_groups/0/name")
+	sysfsTree{"kernel/iommu_groups/0/name": "vfio-noiommu"}.write(t, root)
 	want.IOMMUGroup = "noiommu-0"
 	look("vfio-pci is ready")
 
