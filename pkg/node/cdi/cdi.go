@@ -118,14 +118,16 @@ func (d *Dir) Write(file, kind string, devices []specs.Device) error {
 	return nil
 }
 
-// Adopt counts a file that the directory contained when it was opened as written by this Dir.
-func (d *Dir) Adopt(file string) {
+// Adopt counts a file that the directory contained when it was opened as written by this Dir. It
+// returns false for a file that was not there, or that no runtime can use.
+func (d *Dir) Adopt(file string) (adopted bool) {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
 
 	if spec := d.found[file]; spec != nil && d.written[file] == nil {
 		d.written[file] = spec.Spec
 	}
+	return d.written[file] != nil
 }
 
 // Restore writes the files again that this Dir has written or adopted, that it has not removed, and

@@ -61,18 +61,17 @@ func (c *CDIFiles) Expose(a journal.Attachment) error {
 }
 
 // Recover updates the CDI files from the journal, because the last agent may have ended before it
-// wrote one. It logs files that cannot be written, and continues.
+// wrote one, or a file may be broken. It logs files that cannot be written, and continues.
 func (c *CDIFiles) Recover(all []journal.Attachment) {
 	for _, a := range all {
-		has := c.Dir.Has(cdiFile(a.Claim.UID))
-		if a.State == journal.Attached && has {
-			c.Dir.Adopt(cdiFile(a.Claim.UID))
+		file := cdiFile(a.Claim.UID)
+		isUsable := a.State == journal.Attached && c.Dir.Adopt(file) && c.Dir.Has(file)
+		if isUsable || a.State != journal.Attached && a.State != journal.Lost {
+			continue
 		}
-		if a.State == journal.Lost || a.State == journal.Attached && !has {
-			if err := c.write(a); err != nil {
-				c.Log.Error(err, "Containers of the claim cannot start", "claim",
-					klog.KRef(a.Claim.Namespace, a.Claim.Name))
-			}
+		if err := c.write(a); err != nil {
+			c.Log.Error(err, "Containers of the claim cannot start", "claim",
+				klog.KRef(a.Claim.Namespace, a.Claim.Name))
 		}
 	}
 }

@@ -689,6 +689,17 @@ func TestCDI(t *testing.T) {
 		t.Errorf("environment after Recover: -want +got\n%s", diff)
 	}
 
+	files, err := filepath.Glob(filepath.Join(n.cdiDir, "*.yaml"))
+	must.Succeed(t, err)
+	for _, file := range files { // somebody has broken them
+		must.Succeed(t, os.WriteFile(file, []byte("cdiVersion: ["), 0o644))
+	}
+
+	n.driver().CDI.Recover(n.journal.All())
+	if diff := gocmp.Diff(want, environment()); diff != "" {
+		t.Errorf("environment after Recover from broken files: -want +got\n%s", diff)
+	}
+
 	// A pod has lost a Function, and the journal is written next.
 	lost := n.journal.All()[0]
 	lost.State, lost.Before, lost.Observed = journal.Lost, &netdev.Snapshot{}, &netdev.Observed{}
