@@ -26,8 +26,8 @@ const (
 	addTimeout = 2 * time.Minute
 	// maxTimeout is the longest timeout of a configuration. It is longer than any runtime waits.
 	maxTimeout = 10 * time.Minute
-	// maxDetails limits an error about a network configuration, in bytes, because the error quotes
-	// text of a tenant and becomes a pod's event.
+	// maxDetails limits an error about a network configuration or an IPAM plugin, in bytes, because
+	// the error quotes text of a tenant or of the plugin and becomes a pod's event.
 	maxDetails = 4096
 	// askTimeout limits any other command of the agent, and each command of the IPAM plugin.
 	askTimeout = 30 * time.Second
@@ -89,13 +89,16 @@ func parseConfig(data []byte, here site) (config, error) {
 	errs = append(errs, c.checkIPAM(), c.checkDeviceInfoFile(here))
 
 	if err := errors.Join(errs...); err != nil {
-		details := err.Error()
-		details = strings.ToValidUTF8(details[:min(len(details), maxDetails)], "")
 		return c, types.NewError(types.ErrInvalidNetworkConfig,
-			strings.TrimSpace("network configuration "+c.Name), details)
+			strings.TrimSpace("network configuration "+c.Name), bounded(err.Error()))
 	}
 
 	return c, nil
+}
+
+// bounded returns a text, cut to maxDetails.
+func bounded(text string) string {
+	return strings.ToValidUTF8(text[:min(len(text), maxDetails)], "")
 }
 
 // checkPath refuses a path of a network configuration that is not the node's.

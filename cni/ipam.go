@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
 // killAfter is how long an IPAM plugin has from SIGTERM to SIGKILL. A plugin that is killed while
@@ -65,7 +67,8 @@ func (c call) ipamStep(command string) step {
 }
 
 // runIPAM executes the IPAM plugin according to section 4 of the CNI specification, and returns its
-// output. The error is a [types.Error], with the plugin's code if it has one.
+// output. The error is a [types.Error], with the plugin's code if it has one. A result that is too
+// long for a request to the agent is an error.
 //
 // Package invoke of containernetworking/cni is not used: it links OpenTelemetry and net/http, a
 // third of the shim's size, and waits without limit for a plugin whose children keep its output
@@ -76,7 +79,7 @@ func (c call) runIPAM(ctx context.Context, command string) ([]byte, error) {
 		return nil, err
 	}
 
-	var stdout, stderr bytes.Buffer
+	stdout, stderr := output{most: wire.MaxMessage}, output{most: maxDetails}
 	plugin := exec.CommandContext(ctx, path)
 	plugin.Env = append(os.Environ(),
 		"CNI_COMMAND="+command,
@@ -92,20 +95,40 @@ func (c call) runIPAM(ctx context.Context, command string) ([]byte, error) {
 	plugin.Cancel = func() error { return plugin.Process.Signal(syscall.SIGTERM) }
 	plugin.WaitDelay = killAfter
 	err = plugin.Run()
+	if err == nil && stdout.cut && command == "ADD" {
+		return nil, c.ipamError(types.ErrInvalidNetworkConfig,
+			fmt.Sprintf("its result: has more than %d bytes", stdout.most))
+	}
 	if err == nil {
-		return stdout.Bytes(), nil
+		return stdout.kept, nil
 	}
 	if ctx.Err() != nil {
 		return nil, c.ipamError(types.ErrTryAgainLater, command+" took too long")
 	}
 
 	var printed types.Error
-	if json.Unmarshal(stdout.Bytes(), &printed) == nil && printed.Msg != "" {
+	if json.Unmarshal(stdout.kept, &printed) == nil && printed.Msg != "" {
 		return nil, c.ipamError(printed.Code, printed.Error())
 	}
 
 	return nil, c.ipamError(types.ErrInternal,
-		fmt.Sprintf("%v: %s", err, bytes.TrimSpace(stderr.Bytes())))
+		fmt.Sprintf("%v: %s", err, bytes.TrimSpace(stderr.kept)))
+}
+
+// output keeps the beginning of what a plugin writes. It takes the rest too, so that the plugin
+// does not wait.
+type output struct {
+	most int // bytes
+	kept []byte
+	cut  bool // the plugin wrote more
+}
+
+// Write never fails.
+func (o *output) Write(p []byte) (int, error) {
+	room := o.most - len(o.kept)
+	o.cut = o.cut || len(p) > room
+	o.kept = append(o.kept, p[:min(len(p), room)]...)
+	return len(p), nil
 }
 
 // findIPAM looks for the plugin in the directories of CNI_PATH.
@@ -122,5 +145,5 @@ func (c call) findIPAM() (string, error) {
 
 func (c call) ipamError(code uint, details string) error {
 	return types.NewError(cmp.Or(code, types.ErrInternal), "IPAM plugin "+c.config.IPAM.Type,
-		details)
+		bounded(details))
 }

@@ -552,6 +552,36 @@ func TestIPAMPluginThatIsNotThere(t *testing.T) {
 	checkCode(t, s.del(t), types.ErrInvalidNetworkConfig, "IPAM plugin fake")
 }
 
+// TestIPAMOutputIsBounded checks that an IPAM plugin that writes without end fails like any other one,
+// and that its text does not become a long error.
+func TestIPAMOutputIsBounded(t *testing.T) {
+	const endless = "head -c 3000000 /dev/zero | tr '\\0' x"
+	for name, test := range map[string]struct {
+		body string
+		code uint
+		text string
+	}{
+		"result": {endless, types.ErrInvalidNetworkConfig, "has more than 1048576 bytes"},
+		"messages": {
+			endless + " >&2; exit 3", types.ErrInternal, "exit status 3: xxx",
+		},
+		"error": {
+			`printf '{"code":100,"msg":"no '; head -c 500000 /dev/zero | tr '\0' x; echo '"}'; exit 1`,
+			100, "no xxx",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := startAgent(t, attached)
+			s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, test.body))
+			err := s.add(t)
+			checkCode(t, err, test.code, test.text)
+			if n := len(err.Error()); n > 3*maxDetails { // the DEL fails too
+				t.Errorf("the error has %d bytes", n)
+			}
+		})
+	}
+}
+
 // away returns agents that do not accept a request, for different reasons.
 func away(t *testing.T) map[string]*fakeAgent {
 	return map[string]*fakeAgent{
