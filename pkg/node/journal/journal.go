@@ -316,14 +316,16 @@ func (j *Journal) All() []Attachment {
 	return j.which(func(Attachment) bool { return true })
 }
 
-// ByClaim returns the attachments of a claim, ordered by Function.
+// ByClaim returns the attachments of a claim, ordered by Function. It returns none for the UID "",
+// which stands for no claim.
 func (j *Journal) ByClaim(uid types.UID) []Attachment {
-	return j.which(func(a Attachment) bool { return a.Claim.UID == uid })
+	return j.which(func(a Attachment) bool { return a.Claim.UID == uid && uid != "" })
 }
 
-// ByPod returns the attachments of a pod, ordered by Function.
+// ByPod returns the attachments of a pod, ordered by Function. It returns none for the UID "", which
+// stands for a pod that is not known.
 func (j *Journal) ByPod(uid types.UID) []Attachment {
-	return j.which(func(a Attachment) bool { return a.Pod.UID == uid })
+	return j.which(func(a Attachment) bool { return a.Pod.UID == uid && uid != "" })
 }
 
 func (j *Journal) which(match func(Attachment) bool) []Attachment {

@@ -142,6 +142,18 @@ func TestKeepsEverything(t *testing.T) {
 	}
 }
 
+// TestUnknownOwners checks that records without a claim or a pod belong to none, and not to the one
+// without a UID.
+func TestUnknownOwners(t *testing.T) {
+	j := open(t, filepath.Join(t.TempDir(), "journal.db"))
+	unknown := reserved(vf1)
+	unknown.Claim, unknown.Pod = journal.Claim{}, journal.Pod{}
+	must.Succeed(t, j.Put(unknown))
+	if byClaim, byPod := j.ByClaim(""), j.ByPod(""); len(byClaim)+len(byPod) > 0 {
+		t.Errorf("by claim %v, by pod %v", byClaim, byPod)
+	}
+}
+
 func TestPutRefuses(t *testing.T) {
 	j := open(t, filepath.Join(t.TempDir(), "j"))
 	broken := map[string]func(*journal.Attachment){

@@ -786,6 +786,24 @@ func TestRuntimeEndsBeforeConfigure(t *testing.T) {
 	}
 }
 
+// TestSandboxWithoutUID checks that a Function that the kubelet has allocated, to a pod that is not
+// known yet, does not go to a sandbox of which the runtime says no UID.
+func TestSandboxWithoutUID(t *testing.T) {
+	n := newNode(t)
+	must.Succeed(t, n.journal.Put(journal.Attachment{
+		Function: function.ID{Address: "0000:3b:00.1"}, State: journal.Reserved,
+		Resource: "xpu.opiproject.org/fast",
+	}))
+	p := &Plugin{
+		Journal: n.journal, Lifecycle: n, Report: n.Report, Log: testr.New(t), ctx: t.Context(),
+	}
+
+	pod := sandbox("pod", "s1")
+	pod.Uid = ""
+	must.Succeed(t, p.RunPodSandbox(t.Context(), pod))
+	n.wantCalls(t)
+}
+
 // Functions of CNI requests are attached and released by CNI only. Other Functions of the pod's
 // claims are not affected.
 func TestLeavesCNIAlone(t *testing.T) {
