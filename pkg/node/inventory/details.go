@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -39,10 +40,10 @@ type lastSeen struct {
 	speed int
 	// switchID identifies a PF's eswitch.
 	switchID string
-	// ddp is the DDP package of a PF; nil until it is known.
-	ddp  *ddpProfile
-	rdma []string
-	pkey string
+	// ddpNetdev is the netdev that a PF had when its DDP package was last asked for.
+	ddpNetdev string
+	rdma      []string
+	pkey      string
 
 	iommuRead  bool
 	iommuGroup string
@@ -321,30 +322,26 @@ func readVDPA(name string, dir sysfs.Dir) (parent string, vdpa function.VDPA, er
 	return parent, vdpa, err
 }
 
-// ddpProfile is the DDP package of a PF, and the netdev that the PF had when it was read. Another
-// package can be loaded only when the driver is bound or reloaded, which makes a new netdev.
-type ddpProfile struct{ netdev, name string }
+// ddpTime is how long a scan waits for the first answer about the DDP package of a PF, so that the
+// PF's Functions are not without it for a moment. Firmware usually answers within some 100 ms.
+const ddpTime = 2 * time.Second
 
 // readDDPProfile asks devlink only if the answer may have changed, because the firmware is slow.
+// Another package can be loaded only when the driver is bound or reloaded, which makes a new
+// netdev.
 func (s *scanner) readDDPProfile(f function.Function, device sysfs.Dir, m *lastSeen) string {
-	known := m.ddp
-	m.ddp = nil
 	if f.Driver != quirk.DDPDriver {
+		m.ddpNetdev = ""
+		s.ddp.forget(func(address pci.Address) bool { return address == f.PF })
 		return ""
 	}
 
-	// the netdev is "" while it is in a pod
-	if known == nil || f.Netdev != "" && f.Netdev != known.netdev {
-		name, err := s.options.DDPProfile(f.PF)
-		if err != nil {
-			s.report(device, reasonDDP, err)
-			return ""
-		}
-		known = &ddpProfile{f.Netdev, name}
-	}
-
-	m.ddp = known
-	return known.name
+	m.ddpNetdev = cmp.Or(f.Netdev, m.ddpNetdev) // the netdev is "" while it is in a pod
+	name, err := s.ddp.of(f.PF, question{m.instance, m.ddpNetdev}, func() (string, error) {
+		return s.options.DDPProfile(f.PF)
+	})
+	s.report(device, reasonDDP, err)
+	return name
 }
 
 // devlinkDDPProfile returns what "devlink dev info" shows as fw.app.name, or "" if the driver does

@@ -8,7 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
 
@@ -439,15 +442,25 @@ func TestRDMAUnreadable(t *testing.T) {
 }
 
 // TestDDPProfile: the firmware is asked once, and again when the driver may have loaded another
-// package.
-func TestDDPProfile(t *testing.T) {
+// package, or after a failure.
+func TestDDPProfile(t *testing.T) { synctest.Test(t, testDDPProfile) }
+
+func testDDPProfile(t *testing.T) {
 	root := t.TempDir()
 	const pf = inTree + "0000:3b:00.0/"
 	ice := "-> ../../../../bus/pci/drivers/ice"
 	host().add(sysfsTree{pf + "driver": ice}).write(t, root)
 	s := testScanner(root)
+	var mutex sync.Mutex
 	asked, answer, failure := 0, "ICE OS Default Package", error(nil)
+	set := func(change func()) {
+		mutex.Lock()
+		defer mutex.Unlock()
+		change()
+	}
 	s.options.DDPProfile = func(address pci.Address) (string, error) {
+		mutex.Lock()
+		defer mutex.Unlock()
 		asked++
 		if address != "0000:3b:00.0" {
 			t.Errorf("%s was asked", address)
@@ -468,9 +481,11 @@ func TestDDPProfile(t *testing.T) {
 			}
 		}
 
-		if asked != wantAsked {
-			t.Errorf("%s: asked %d times, want %d", what, asked, wantAsked)
-		}
+		set(func() {
+			if asked != wantAsked {
+				t.Errorf("%s: asked %d times, want %d", what, asked, wantAsked)
+			}
+		})
 	}
 
 	netdev := filepath.Join(root, pf+"net/ens3f0")
@@ -484,16 +499,48 @@ func TestDDPProfile(t *testing.T) {
 	sysfsTree{pf + "net/ens3f0/type": "1",
 		pf + "driver": "-> ../../../../bus/pci/drivers/none"}.write(t, root)
 	look("another driver", "", 1)
-	answer = "ICE COMMS Package"
+	set(func() {
+		answer, failure = "ICE COMMS Package", errors.New("no buffer space available")
+	})
 	sysfsTree{pf + "driver": ice}.write(t, root)
-	failure = errors.New("no buffer space available")
 	look("firmware busy", "", 2)
 	if _, reported := s.problems[problem{onBus + "0000:3b:00.0", reasonDDP}]; !reported {
 		t.Errorf("no problem in %v", s.problems)
 	}
 
-	failure = nil
+	set(func() { failure = nil })
+	look("it is not asked again at once", "", 2)
+	time.Sleep(2 * retry)
 	look("another package", "ICE COMMS Package", 3)
+}
+
+// TestSlowDDPProfile checks that a PF whose firmware hangs delays one scan for a moment, and no
+// others, and that its answer causes another scan.
+func TestSlowDDPProfile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		root := t.TempDir()
+		host().add(sysfsTree{
+			inTree + "0000:3b:00.0/driver": "-> ../../../../bus/pci/drivers/ice",
+		}).write(t, root)
+		s := testScanner(root)
+		answers := make(chan string)
+		s.options.DDPProfile = func(pci.Address) (string, error) { return <-answers, nil }
+
+		look := func(what, want string, most time.Duration) {
+			t.Helper()
+			begin := time.Now()
+			got := one(t, s, function.ID{Address: "0000:3b:00.0"}).DDPProfile
+			if took := time.Since(begin); got != want || took > most {
+				t.Errorf("%s: %q after %s, want %q", what, got, took, want)
+			}
+		}
+
+		look("it hangs", "", 2*time.Second)
+		look("it still hangs", "", 0)
+		answers <- "ICE COMMS Package"
+		synctest.Wait()
+		look("it has answered", "ICE COMMS Package", 0)
+	})
 }
 
 // TestDefaultRoute: Functions that the node needs for its default route are marked.

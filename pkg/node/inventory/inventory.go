@@ -57,7 +57,8 @@ type Options struct {
 	// has none; nil asks devlink.
 	DDPProfile func(pf pci.Address) (string, error)
 	// WaitForCards makes scans wait for the answers of cards, which may take seconds, or for ever if
-	// a card hangs. It is for programs that scan once.
+	// a card hangs. It is for programs that scan once. Without it, a scan waits for the first answer
+	// about a PF's DDP package for 2 s at most, and for nothing else.
 	WaitForCards bool
 	// Changed, if set, is called after the first scan, and after each scan with a different result.
 	// It is called on the goroutine of [Inventory.Run] and must not block.
@@ -218,7 +219,8 @@ func (i *Inventory) Run(ctx context.Context) error {
 		listeners.Go(func() { source.Follow(ctx, i.options.NetNS, changes.Notify, i.options.Log) })
 	}
 
-	i.scanner.cards.ctx, i.scanner.cards.changed = ctx, changes.Notify
+	i.scanner.cards.follow(ctx, changes.Notify)
+	i.scanner.ddp.follow(ctx, changes.Notify)
 	pauses := loop.Backoff(retry, slowestRetry)
 	var failure error
 	for {

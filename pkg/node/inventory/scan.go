@@ -66,8 +66,8 @@ type problem struct {
 	why   reason
 }
 
-// hardware has the properties of a PCI device that do not change. Kind, PF, Index, NumVFs and the
-// routing of VFs are set by each scan.
+// hardware has the properties of a PCI device that do not change. Each scan sets Kind, PF, Index,
+// NumVFs, the routing of VFs, the NUMA nodes nearby and the roots of Data Direct functions.
 type hardware struct {
 	instance
 	// Class is "" for a device that is neither a network function nor an accelerator.
@@ -94,7 +94,9 @@ type scanner struct {
 	options Options // with defaults
 
 	known    map[pci.Address]*hardware
-	cards    *cards
+	cards    *answers // the card of a device; see [readCard]
+	ddp      *answers // the DDP package of a PF
+	readCard func(device sysfs.Dir) (string, error)
 	previous map[function.ID]lastSeen // of the previous scan
 	lastSeen map[function.ID]lastSeen
 	pfs      map[pci.Address]function.Function
@@ -117,10 +119,15 @@ func newScanner(options Options) *scanner {
 		options.HostNetdevs = func() (hostuse.Netdevs, error) { return hostuse.Read(options.NetNS) }
 	}
 
-	return &scanner{
+	s := &scanner{
 		sysfs: sysfs.Root(options.SysRoot), options: options, problems: map[problem]error{},
-		cards: newCards(options.WaitForCards),
+		cards: newAnswers(0), ddp: newAnswers(ddpTime), readCard: readCard,
 	}
+	s.cards.patience = cardPatience
+	if options.WaitForCards {
+		s.cards.wait, s.cards.patience, s.ddp.wait = -1, 0, -1
+	}
+	return s
 }
 
 // scan returns all Functions, sorted. problems has the problems of single entries then. An error
@@ -209,6 +216,9 @@ func (s *scanner) readHardware(entries []string) {
 	}
 
 	s.known = known
+	isGone := func(address pci.Address) bool { return known[address] == nil }
+	s.cards.forget(isGone)
+	s.ddp.forget(isGone)
 }
 
 func instanceOf(path sysfs.Dir) (instance, error) {

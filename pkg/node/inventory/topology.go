@@ -58,15 +58,15 @@ func (s *scanner) findDataDirect() {
 			h.DataDirectRoots = slices.Compact(all)
 		}
 	}
-
-	s.cards.forget(func(address pci.Address) bool { return s.known[address] == nil })
 }
 
 // cardOf returns the card that a device belongs to, or "" if that is not known yet. It reports the
 // error of a device that failed to answer at each scan, until it answers.
 func (s *scanner) cardOf(address pci.Address, h *hardware) string {
 	dir := s.sysfs.PCI(address)
-	id, err := s.cards.of(address, h.instance, dir)
+	id, err := s.cards.of(address, question{instance: h.instance}, func() (string, error) {
+		return s.readCard(dir)
+	})
 	s.report(dir, reasonVPD, err)
 	return id
 }

@@ -41,10 +41,9 @@ func answered(t *testing.T, root string) (*scanner, func() map[string]function.F
 	t.Helper()
 	s := testScanner(root)
 	answers := make(chan struct{}, 100)
-	s.cards.changed = func() { answers <- struct{}{} }
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
-	s.cards.ctx = ctx
+	s.cards.follow(ctx, func() { answers <- struct{}{} })
 
 	asked := 0
 	return s, func() map[string]function.Function {
@@ -238,7 +237,7 @@ func TestSlowCard(t *testing.T) {
 	s := testScanner(host.SysRoot())
 	answers, changed := make(chan error), make(chan struct{}, 10)
 	s.cards.pause, s.cards.changed = time.Millisecond, func() { changed <- struct{}{} }
-	s.cards.read = func(device sysfs.Dir) (string, error) {
+	s.readCard = func(device sysfs.Dir) (string, error) {
 		if filepath.Base(string(device)) != slow {
 			return readCard(device)
 		}
@@ -279,11 +278,11 @@ func TestSlowCard(t *testing.T) {
 func TestCardPatience(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const device = "0008:03:00.0"
-		c, changed := newCards(false), 0
+		c, changed := newAnswers(0), 0
 		hangs := make(chan struct{})
-		c.read = func(sysfs.Dir) (string, error) { <-hangs; return "card", nil }
-		c.changed = func() { changed++ }
-		_, err := c.of(device, instance{}, "")
+		read := func() (string, error) { <-hangs; return "card", nil }
+		c.changed, c.patience = func() { changed++ }, cardPatience
+		_, err := c.of(device, question{}, read)
 		must.Succeed(t, err)
 		time.Sleep(cardPatience - time.Nanosecond)
 		synctest.Wait()
@@ -299,7 +298,7 @@ func TestCardPatience(t *testing.T) {
 
 		close(hangs)
 		synctest.Wait()
-		if id, err := c.of(device, instance{}, ""); id != "card" || err != nil || changed != 2 {
+		if id, err := c.of(device, question{}, read); id != "card" || err != nil || changed != 2 {
 			t.Errorf("card %q, %v, changed %d times after the answer", id, err, changed)
 		}
 	})
