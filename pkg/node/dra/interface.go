@@ -204,56 +204,97 @@ func namesBeside(claims []*resourceapi.ResourceClaim) map[string]bool {
 func chooseNames(
 	pod journal.Pod, claims []*resourceapi.ResourceClaim, ofPod []journal.Attachment,
 ) map[deviceKey]chosenName {
-	chosen := map[deviceKey]chosenName{}
-	// taken has the name of the claim for each interface name.
-	taken := map[string]string{}
+	n := names{
+		chosen: map[deviceKey]chosenName{}, owners: map[string]string{},
+		beside: namesBeside(claims),
+	}
 	for _, a := range ofPod {
-		if a.Interface.Name == "" { // the Function was only chosen for a share
+		if a.Interface.Name != "" { // otherwise the Function was only chosen for a share
+			of := deviceKey{a.Claim.UID, a.Claim.Pool, a.Claim.Device, a.Claim.Share}
+			n.give(of, a.Interface.Name, a.Claim.Name)
+		}
+	}
+
+	var others []nameless
+	for _, one := range namelessOf(pod, claims) {
+		switch _, done := n.chosen[one.key]; {
+		case done:
+		case one.wants == "":
+			others = append(others, one)
+		default:
+			n.giveWanted(one)
+		}
+	}
+
+	for _, one := range others {
+		n.give(one.key, n.next(), one.claim)
+	}
+
+	return n.chosen
+}
+
+// nameless is a device of a claim whose interface needs a name.
+type nameless struct {
+	key   deviceKey
+	claim string // name
+	wants string // the name that the claim asks for, or ""
+}
+
+// namelessOf returns the devices of the pod's claims whose interfaces need names.
+func namelessOf(pod journal.Pod, claims []*resourceapi.ResourceClaim) (list []nameless) {
+	for _, c := range claims {
+		if consumer, err := consumer(c); err != nil || consumer.UID != pod.UID {
 			continue
 		}
-		of := deviceKey{a.Claim.UID, a.Claim.Pool, a.Claim.Device, a.Claim.Share}
-		chosen[of], taken[a.Interface.Name] = chosenName{name: a.Interface.Name}, a.Claim.Name
-	}
 
-	reserved := namesBeside(claims)
-	number := 0
-	for _, asked := range []bool{true, false} {
-		for _, c := range claims {
-			if consumer, err := consumer(c); err != nil || consumer.UID != pod.UID {
-				continue
-			}
-
-			devices, _ := claim.Devices(c) // prepare reports the error
-			for _, device := range devices {
-				if device.Admin {
-					continue
-				}
-
-				name := device.Interface.Name
-				of := keyOf(c.UID, device)
-				if _, done := chosen[of]; done || asked != (name != "") {
-					continue
-				}
-
-				if asked && taken[name] != "" {
-					owner := fmt.Sprintf("claim %s of the same pod", taken[name])
-					if taken[name] == c.Name {
-						owner = "another request of the same claim"
-					}
-					chosen[of] = chosenName{err: fmt.Errorf(
-						"interfaceName %q: %s has that name already; choose another", name, owner)}
-					continue
-				}
-
-				for name == "" || taken[name] != "" || reserved[name] && !asked {
-					number++
-					name = fmt.Sprintf("net%d", number)
-				}
-
-				chosen[of], taken[name] = chosenName{name: name}, c.Name
+		devices, _ := claim.Devices(c) // prepare reports the error
+		for _, device := range devices {
+			if !device.Admin {
+				list = append(list, nameless{keyOf(c.UID, device), c.Name, device.Interface.Name})
 			}
 		}
 	}
+	return list
+}
 
-	return chosen
+// names are the names of a pod's interfaces while they are chosen.
+type names struct {
+	chosen map[deviceKey]chosenName
+	owners map[string]string // name of the claim by interface name; "" for a CNI request's
+	beside map[string]bool   // see [namesBeside]
+	number int               // of the last name of the form "net1"
+}
+
+func (n *names) give(key deviceKey, name, claim string) {
+	n.chosen[key], n.owners[name] = chosenName{name: name}, claim
+}
+
+// giveWanted gives an interface the name that its claim asks for, unless another one has it.
+func (n *names) giveWanted(one nameless) {
+	owner, taken := n.owners[one.wants]
+	if !taken {
+		n.give(one.key, one.wants, one.claim)
+		return
+	}
+
+	other := fmt.Sprintf("claim %s of the same pod", owner)
+	switch owner {
+	case one.claim:
+		other = "another request of the same claim"
+	case "":
+		other = "a CNI network of the same pod"
+	}
+	n.chosen[one.key] = chosenName{err: fmt.Errorf(
+		"interfaceName %q: %s has that name already; choose another", one.wants, other)}
+}
+
+// next returns the next name of the form "net1" that is free.
+func (n *names) next() string {
+	for {
+		n.number++
+		name := fmt.Sprintf("net%d", n.number)
+		if _, taken := n.owners[name]; !taken && !n.beside[name] {
+			return name
+		}
+	}
 }

@@ -5,7 +5,14 @@ package dra
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 // TestShown: the status of a claim has at most 16 addresses, and leaves out link-local ones first.
@@ -22,5 +29,30 @@ func TestShown(t *testing.T) {
 	}
 	if got := shown(addresses[:2]); len(got) != 2 || got[1] != local || addresses[0] != local {
 		t.Errorf("two addresses: %v", got)
+	}
+}
+
+// TestNamesBesideCNI checks that an interface of a CNI request, which belongs to no claim, keeps its
+// name from the interfaces of the pod's claims.
+func TestNamesBesideCNI(t *testing.T) {
+	pod := journal.Pod{Namespace: "default", Name: "pod1", UID: "pod1-uid"}
+	c := of("pod1", "net",
+		claimtest.Result("wanted", fastPool, "0000-3b-00-2"),
+		claimtest.Result("any", fastPool, "0000-3b-00-3"),
+		claimtest.FromClaim(`"interfaceName": "net1"`, "wanted"))
+
+	names := map[string]chosenName{}
+	for key, name := range chooseNames(pod, []*resourceapi.ResourceClaim{c}, []journal.Attachment{{
+		CNI: &journal.CNI{}, Interface: function.Interface{Name: "net1"}, Pod: pod,
+	}}) {
+		names[key.device] = name
+	}
+
+	if name := names["0000-3b-00-3"]; name.name != "net2" || name.err != nil {
+		t.Errorf("any name is %+v, want net2", name)
+	}
+	if err := names["0000-3b-00-2"].err; err == nil ||
+		!strings.Contains(err.Error(), "a CNI network of the same pod has that name") {
+		t.Errorf("error %v", err)
 	}
 }
