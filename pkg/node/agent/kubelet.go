@@ -29,11 +29,11 @@ func newKubelet(
 	env *environment, auxiliary func(name string) (id function.ID, exists bool),
 ) (*kubelet, error) {
 	pods, err := podresources.NewClient(podresources.Options{
-		KubeletDir: env.config.KubeletDir,
-		Self:       podresources.Self{Namespace: env.config.Namespace, Name: env.config.PodName},
-		Sees:       env.journal.HasAdminAccess,
-		Auxiliary:  auxiliary,
-		Log:        env.log.WithName("kubelet"),
+		KubeletDir:     env.config.KubeletDir,
+		Self:           podresources.Self{Namespace: env.config.Namespace, Name: env.config.PodName},
+		HasAdminAccess: env.journal.HasAdminAccess,
+		Auxiliary:      auxiliary,
+		Log:            env.log.WithName("kubelet"),
 	})
 	return &kubelet{pods: pods, changed: env.outputs.Notify}, err
 }

@@ -100,12 +100,12 @@ func TestAuxiliaryDevice(t *testing.T) {
 		t.Errorf("checkpoint: %v, %v", kept, err)
 	}
 
-	listed := functions([]*podresourcesapi.PodResources{{Namespace: "default", Name: "p",
+	listed := c.functions([]*podresourcesapi.PodResources{{Namespace: "default", Name: "p",
 		Containers: []*podresourcesapi.ContainerResources{{
 			Name: "a", Devices: []*podresourcesapi.ContainerDevices{
 				{ResourceName: "nvidia.com/sf", DeviceIds: []string{"mlx5_core.sf.4"}},
 			},
-		}}}}, nil, c.parse)
+		}}}})
 
 	if len(listed[sf]) != 1 || listed[sf][0].Pod != "p" {
 		t.Errorf("list: %v", listed)

@@ -59,13 +59,15 @@ func (a Assignment) String() string {
 // Self names the agent's own pod. It is empty if the agent does not run in a pod.
 type Self struct{ Namespace, Name string }
 
-// Options of a [Client]. Sees and Auxiliary may be nil.
+// Options of a [Client]. HasAdminAccess and Auxiliary may be nil.
 type Options struct {
 	KubeletDir string // the kubelet's directory, "/var/lib/kubelet"
 	// Self names the agent's own pod. A list that lacks it is an error, because a kubelet that was
 	// restarted lists only static pods until it has heard from the API server.
 	Self Self
-	Sees Sees
+	// HasAdminAccess reports whether a claim only observes a Function and does not have it. The
+	// kubelet does not report that.
+	HasAdminAccess func(namespace, claim string, f function.ID) bool
 	// Auxiliary returns the SF that has an auxiliary device of this name now ("mlx5_core.sf.4"),
 	// because other device plugins name SFs by it.
 	Auxiliary func(name string) (id function.ID, exists bool)
@@ -88,14 +90,10 @@ type Client struct {
 	away bool
 }
 
-// Sees reports whether a claim only observes a Function and does not have it (adminAccess). The
-// kubelet does not report that.
-type Sees func(namespace, claim string, f function.ID) bool
-
 // NewClient returns a client for the kubelet of this node.
 func NewClient(options Options) (*Client, error) {
-	if options.Sees == nil {
-		options.Sees = func(string, string, function.ID) bool { return false }
+	if options.HasAdminAccess == nil {
+		options.HasAdminAccess = func(string, string, function.ID) bool { return false }
 	}
 
 	dir := options.KubeletDir
@@ -254,7 +252,7 @@ func (c *Client) list(ctx context.Context) (map[function.ID][]Assignment, error)
 			c.options.Self.Name)
 	}
 
-	return functions(response.PodResources, c.options.Sees, c.parse), nil
+	return c.functions(response.PodResources), nil
 }
 
 // parse parses the ID that a device plugin uses for a Function.
@@ -267,56 +265,67 @@ func (c *Client) parse(text string) (function.ID, error) {
 	return function.ParseID(text)
 }
 
-// functions returns the Functions among the devices of pods, whose IDs parse reads. There is one
-// assignment for each pod and resource, because containers of a pod may share a Function.
-func functions(
-	pods []*podresourcesapi.PodResources, sees Sees, parse func(string) (function.ID, error),
-) map[function.ID][]Assignment {
+// functions returns the Functions among the devices of pods. There is one assignment for each pod
+// and resource, because containers of a pod may share a Function.
+func (c *Client) functions(pods []*podresourcesapi.PodResources) map[function.ID][]Assignment {
 	found := map[function.ID][]Assignment{}
 	for _, pod := range pods {
 		for _, container := range pod.Containers {
-			// The IDs and names of devices that are not Functions cannot be parsed.
-			add := func(id function.ID, parseErr error, resource string) {
+			for _, one := range append(c.extended(container), c.claimed(container)...) {
 				isSame := func(a Assignment) bool {
-					return a.Resource == resource && a.Namespace == pod.Namespace &&
+					return a.Resource == one.resource && a.Namespace == pod.Namespace &&
 						a.Pod == pod.Name
 				}
-				if parseErr == nil && !slices.ContainsFunc(found[id], isSame) {
-					found[id] = append(found[id],
-						Assignment{resource, pod.Namespace, pod.Name, container.Name})
-				}
-			}
-
-			for _, devices := range container.Devices {
-				for _, text := range devices.DeviceIds {
-					id, err := parse(text)
-					add(id, err, devices.ResourceName)
-				}
-			}
-
-			for _, claim := range container.DynamicResources {
-				for _, device := range claim.ClaimResources {
-					if device.ShareId != nil {
-						continue // a PF; the kubelet does not know which VF the pod has
-					}
-
-					// DRANET uses the same device names as this driver, with a prefix.
-					id, err := function.ParseDeviceName(strings.TrimPrefix(device.DeviceName,
-						"pci-"))
-					if device.DriverName == v1alpha1.GroupName &&
-						sees(claim.ClaimNamespace, claim.ClaimName, id) {
-						continue
-					}
-
-					if device.DriverName == v1alpha1.GroupName {
-						add(id, err, "")
-					} else {
-						add(id, err, device.DriverName)
-					}
+				if !slices.ContainsFunc(found[one.id], isSame) {
+					found[one.id] = append(found[one.id],
+						Assignment{one.resource, pod.Namespace, pod.Name, container.Name})
 				}
 			}
 		}
 	}
 
 	return found
+}
+
+// given is a Function that a container has by a resource, in the sense of [Assignment].
+type given struct {
+	id       function.ID
+	resource string
+}
+
+// extended returns the Functions that a container has by extended resources. The IDs of devices that
+// are not Functions cannot be parsed.
+func (c *Client) extended(container *podresourcesapi.ContainerResources) (list []given) {
+	for _, devices := range container.Devices {
+		for _, text := range devices.DeviceIds {
+			if id, err := c.parse(text); err == nil {
+				list = append(list, given{id, devices.ResourceName})
+			}
+		}
+	}
+	return list
+}
+
+// claimed returns the Functions that a container has by ResourceClaims. The names of devices that
+// are not Functions cannot be parsed.
+func (c *Client) claimed(container *podresourcesapi.ContainerResources) (list []given) {
+	for _, claim := range container.DynamicResources {
+		for _, device := range claim.ClaimResources {
+			if device.ShareId != nil {
+				continue // a PF; the kubelet does not know which VF the pod has
+			}
+
+			// DRANET uses the same device names as this driver, with a prefix.
+			id, err := function.ParseDeviceName(strings.TrimPrefix(device.DeviceName, "pci-"))
+			isOurs := device.DriverName == v1alpha1.GroupName
+			switch {
+			case err != nil:
+			case !isOurs:
+				list = append(list, given{id, device.DriverName})
+			case !c.options.HasAdminAccess(claim.ClaimNamespace, claim.ClaimName, id):
+				list = append(list, given{id, ""})
+			}
+		}
+	}
+	return list
 }

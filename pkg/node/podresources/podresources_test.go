@@ -113,7 +113,7 @@ func TestNotHad(t *testing.T) {
 	dir, kubelet, _ := start(t)
 	client, err := podresources.NewClient(podresources.Options{
 		KubeletDir: dir,
-		Sees: func(namespace, claim string, f function.ID) bool {
+		HasAdminAccess: func(namespace, claim string, f function.ID) bool {
 			return namespace == "default" && claim == "monitor" && f.String() == vf
 		},
 		Log: testr.New(t),
