@@ -132,7 +132,7 @@ func (p *prober) observeOtherMAC(ctx context.Context) {
 	if err == nil {
 		p.observe("vf.mac.admin", personality.OK,
 			"lets the VF have another MAC than the administrative one")
-		status, err := p.Engine.Told(p.device.PF)
+		status, err := p.Engine.ReportedVF(p.device.PF)
 		if err == nil && status != nil && status.MAC == function.MAC(other.String()) {
 			p.observe("vf.mac.through", "yes", "makes the VF's own MAC the administrative one")
 		}

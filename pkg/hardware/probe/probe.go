@@ -188,7 +188,7 @@ func (p *prober) observeTime(knob string, took time.Duration, does string) {
 // run probes everything, one step after the other, because each may reset the VF.
 func (p *prober) run(ctx context.Context) error {
 	begin := time.Now()
-	status, err := p.Engine.Told(p.device.PF)
+	status, err := p.Engine.ReportedVF(p.device.PF)
 	if err != nil {
 		return err
 	}
@@ -231,7 +231,7 @@ func (p *prober) properties(ctx context.Context) error {
 // putRateBack restores the VF's rate. [netdev.Engine.Restore] leaves it alone, because it did not
 // change it.
 func (p *prober) putRateBack(ctx context.Context) error {
-	status, err := p.Engine.Told(p.device.PF)
+	status, err := p.Engine.ReportedVF(p.device.PF)
 	if err != nil || status == nil || status.MaxTxRate == p.first.MaxTxRate &&
 		status.MinTxRate == p.first.MinTxRate {
 		return err
@@ -411,7 +411,7 @@ func (p *prober) observeSilence() {
 func (p *prober) waitFor(ctx context.Context, shows func(netdev.VFState) bool) time.Duration {
 	begin, limit, first := time.Now(), effectTime, true
 	for {
-		status, err := p.Engine.Told(p.device.PF)
+		status, err := p.Engine.ReportedVF(p.device.PF)
 		if err == nil && status == nil {
 			p.observeSilence()
 			limit = settleTime
@@ -466,7 +466,7 @@ func (p *prober) waitForReset(ctx context.Context, field string) {
 		p.observeOnce("vf.up.busy", personality.AnswerOf(err),
 			"answers "+err.Error()+" to the VF being set up while it resets")
 
-		if status, err := p.Engine.Told(p.device.PF); p.reportsVF && err == nil && status == nil {
+		if status, err := p.Engine.ReportedVF(p.device.PF); p.reportsVF && err == nil && status == nil {
 			p.observeSilence()
 		}
 

@@ -93,12 +93,12 @@ func parseConf(data []byte) (*Conf, []uint32, error) {
 
 	four, fourErr := attribute.Parse(families[unix.AF_INET])
 	six, sixErr := attribute.Parse(families[unix.AF_INET6])
-	told := uint32s(six[unix.IFLA_INET6_CONF])
+	values6 := uint32s(six[unix.IFLA_INET6_CONF])
 
 	return &Conf{
 		IPv4: uint32s(four[unix.IFLA_INET_CONF]),
-		IPv6: conf6Of(told, six[unix.IFLA_INET6_ADDR_GEN_MODE]),
-	}, told, errors.Join(fourErr, sixErr)
+		IPv6: conf6Of(values6, six[unix.IFLA_INET6_ADDR_GEN_MODE]),
+	}, values6, errors.Join(fourErr, sixErr)
 }
 
 // conf6Of returns the values of conf6. It returns nil if the netdev has no IPv6 or the kernel

@@ -68,8 +68,8 @@ func parsePF(attributes []byte, vf int) (report pfReport) {
 		report.vfs = int(number[0])
 	}
 
-	list, told := attrs[unix.IFLA_VFINFO_LIST]
-	report.operations = told
+	list, found := attrs[unix.IFLA_VFINFO_LIST]
+	report.operations = found
 	for _, info := range attribute.All(list) {
 		switch index, state := parseVFInfo(info); index {
 		case vf:
@@ -133,6 +133,13 @@ func (e *Engine) report(pf *PF) (pfReport, error) {
 	return r, nil
 }
 
+// ReportedVF returns what a PF reports about a VF now. It returns nil if the PF does not report the
+// VF, because its driver has no operations for VFs or does not answer at present.
+func (e *Engine) ReportedVF(pf *PF) (*VFState, error) {
+	r, err := e.report(pf)
+	return r.vf, err
+}
+
 // known reads a PF that reported the VF before. It waits while the PF leaves the VF out, because
 // drivers do this while they reset the VF. The vf in the report is nil only if the PF has fewer VFs
 // now, so that the VF no longer exists.
@@ -143,8 +150,8 @@ func (e *Engine) known(ctx context.Context, p patience, pf *PF) (r pfReport, err
 			return err
 		}
 
-		switch told := r.operations && !r.silent(pf.VF); {
-		case told:
+		switch {
+		case r.operations && !r.silent(pf.VF):
 			return nil
 		case r.flags&unix.IFF_UP == 0:
 			return fmt.Errorf("PF %s, VF %d: %w; %w", pf, pf.VF, errSilent, errDown)
@@ -321,9 +328,9 @@ func (e *Engine) readBack(ctx context.Context, p patience, pf *PF, changes []vfC
 		}
 
 		for _, c := range changes {
-			if told := c.told(*r.vf); told != "" {
+			if other := c.missedBy(*r.vf); other != "" {
 				return fmt.Errorf("%s: PF %s tells %s for VF %d, and not %s: %w",
-					c.fields, pf, told, pf.VF, c.what, errDropped)
+					c.fields, pf, other, pf.VF, c.what, errDropped)
 			}
 		}
 

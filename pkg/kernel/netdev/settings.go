@@ -60,10 +60,10 @@ const (
 // because the channels decide which queues exist.
 func (e *Engine) settingGroups() []settingGroup {
 	list := []settingGroup{
-		e.sysctlGroup("net.ipv4.neigh", "sys/net/ipv4/neigh", neighbourTwins, tellNothing),
-		e.sysctlGroup("net.ipv6.neigh", "sys/net/ipv6/neigh", neighbourTwins, tellNothing),
-		e.sysctlGroup("net.ipv6.conf", "sys/net/ipv6/conf", confElsewhere(), tellConf6),
-		e.sysctlGroup("net.mpls.conf", "sys/net/mpls/conf", nil, tellNothing),
+		e.sysctlGroup("net.ipv4.neigh", "sys/net/ipv4/neigh", neighbourTwins, reportsNone),
+		e.sysctlGroup("net.ipv6.neigh", "sys/net/ipv6/neigh", neighbourTwins, reportsNone),
+		e.sysctlGroup("net.ipv6.conf", "sys/net/ipv6/conf", confElsewhere(), reportedConf6),
+		e.sysctlGroup("net.mpls.conf", "sys/net/mpls/conf", nil, reportsNone),
 	}
 
 	for _, name := range ethtool.Groups() {

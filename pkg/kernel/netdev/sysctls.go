@@ -34,9 +34,9 @@ func confElsewhere() []string {
 // takes longer than reading the files of one netdev (RTM_GETNEIGHTBL).
 var neighbourTwins = []string{"base_reachable_time", "retrans_time", "unres_qlen"}
 
-// toldSysctl is a sysctl of a netdev whose value rtnetlink reports, too. A report is faster than
+// reportedSysctl is a sysctl of a netdev whose value rtnetlink reports, too. A report is faster than
 // reading the file of the sysctl.
-type toldSysctl struct {
+type reportedSysctl struct {
 	name  string // in procfs
 	place int    // index in IFLA_INET6_CONF
 	unit  unit
@@ -63,9 +63,9 @@ func (u unit) text(number uint32) string {
 	return strconv.Itoa(int(int32(number)))
 }
 
-// conf6Told lists the sysctls of net.ipv6.conf that IFLA_INET6_CONF contains (DEVCONF_* of
+// conf6Reported lists the sysctls of net.ipv6.conf that IFLA_INET6_CONF contains (DEVCONF_* of
 // include/uapi/linux/ipv6.h). It leaves out sysctls that are newer than Linux 6.1.
-var conf6Told = []toldSysctl{
+var conf6Reported = []reportedSysctl{
 	{"router_solicitation_interval", 8, seconds}, {"router_solicitation_delay", 9, seconds},
 	{"temp_valid_lft", 11, signed}, {"temp_prefered_lft", 12, signed},
 	{"regen_max_retry", 13, signed}, {"max_desync_factor", 14, signed},
@@ -86,15 +86,15 @@ var conf6Told = []toldSysctl{
 	{"accept_untracked_na", 57, signed}, {"accept_ra_min_lft", 58, signed},
 }
 
-// tellConf6 returns the sysctls of conf6Told from the description of the netdev.
-func tellConf6(r *reading) map[string]string {
-	told := map[string]string{}
-	for _, s := range conf6Told {
+// reportedConf6 returns the sysctls of conf6Reported from the description of the netdev.
+func reportedConf6(r *reading) map[string]string {
+	values := map[string]string{}
+	for _, s := range conf6Reported {
 		if s.place < len(r.conf6) {
-			told[s.name] = s.unit.text(r.conf6[s.place])
+			values[s.name] = s.unit.text(r.conf6[s.place])
 		}
 	}
-	return told
+	return values
 }
 
 // stableSecret is the sysctl for which a read fails with EIO while it is unset. Once set, it cannot
@@ -102,7 +102,7 @@ func tellConf6(r *reading) map[string]string {
 const stableSecret = "stable_secret"
 
 // sysctlGroup returns the group of a netdev's sysctls in a directory of procfs, without the sysctls
-// in except. Sysctls that tell returns are not read from their files.
+// in except. Sysctls that reported returns are not read from their files.
 //
 // The names of the sysctls are the same for all netdevs. They are listed once, for the netdev "lo",
 // which exists in each network namespace, because a list takes as long as reading all files. The
@@ -110,7 +110,7 @@ const stableSecret = "stable_secret"
 // not loaded. A netdev cannot have the name of another directory there, "all" or "default", because
 // the kernel refuses these names.
 func (e *Engine) sysctlGroup(
-	name, directory string, except []string, tell func(r *reading) map[string]string,
+	name, directory string, except []string, reported func(r *reading) map[string]string,
 ) settingGroup {
 	of := func(netdev string) sysfs.Dir { return sysfs.Root(e.procRoot).Dir(directory, netdev) }
 	var listed atomic.Pointer[[]string]
@@ -143,7 +143,7 @@ func (e *Engine) sysctlGroup(
 		if len(all) == 0 {
 			return nil
 		}
-		return readSysctls(of(r.Name), all, tell(r))
+		return readSysctls(of(r.Name), all, reported(r))
 	}
 
 	change := func(l *link, to map[string]string) error {
@@ -169,16 +169,16 @@ func (e *Engine) hasProtocol(directory string) bool {
 	return slices.Contains(names, path.Base(protocol))
 }
 
-// tellNothing is for groups of which rtnetlink reports no sysctls.
-func tellNothing(*reading) map[string]string { return nil }
+// reportsNone is for groups of which rtnetlink reports no sysctls.
+func reportsNone(*reading) map[string]string { return nil }
 
-// readSysctls reads sysctls of a netdev from its directory of procfs. It takes the values in told
-// without reading their files.
-func readSysctls(dir sysfs.Dir, names []string, told map[string]string) map[string]string {
+// readSysctls reads sysctls of a netdev from its directory of procfs. It does not read the files of
+// sysctls in reported, which holds their values.
+func readSysctls(dir sysfs.Dir, names []string, reported map[string]string) map[string]string {
 	settings := map[string]string{}
 	var files []string
 	for _, name := range names {
-		if text, known := told[name]; known {
+		if text, known := reported[name]; known {
 			settings[name] = text
 		} else {
 			files = append(files, name)

@@ -106,9 +106,9 @@ type vfChange struct {
 	to     VFState
 }
 
-// told returns the value that the PF reports if it differs from the value that the change asks for,
-// or "" if they are equal.
-func (c vfChange) told(now VFState) string {
+// missedBy returns the value that the PF reports if it differs from the value that the change asks
+// for, or "" if they are equal.
+func (c vfChange) missedBy(now VFState) string {
 	for _, left := range vfChanges(now, c.to) {
 		if left.field == c.field {
 			return now.words(c.field)
@@ -234,11 +234,11 @@ func enforceable(c *function.VFConfig, device Device, before Snapshot) error {
 	}
 
 	if before.VF != nil {
-		untold := fields(field{"vf.spoofCheck", c.SpoofCheck != nil && before.VF.SpoofCheck == nil},
+		unreported := fields(field{"vf.spoofCheck", c.SpoofCheck != nil && before.VF.SpoofCheck == nil},
 			field{"vf.trust", c.Trust != nil && before.VF.Trust == nil})
-		if untold != "" {
+		if unreported != "" {
 			return fmt.Errorf("%s: must be absent: PF %s does not tell it for VF %d, "+
-				"so that it could be neither checked nor given back", untold, device.PF,
+				"so that it could be neither checked nor given back", unreported, device.PF,
 				device.PF.VF)
 		}
 		return nil
