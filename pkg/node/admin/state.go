@@ -40,25 +40,25 @@ func (s *Server) State() nodestate.State {
 	}
 
 	for _, f := range functions {
-		told := nodestate.NewFunction(f)
+		shown := nodestate.NewFunction(f)
 		if f.Kind == function.PF {
 			card := s.Card(f.PF)
-			told.Serial, told.Board = card.Serial, card.Board
+			shown.Serial, shown.Board = card.Serial, card.Board
 		}
 
 		if p, has := pools[f.ID]; has {
-			told.Pool, told.Publish = p.Name, string(p.Spec.Publish)
+			shown.Pool, shown.Publish = p.Name, string(p.Spec.Publish)
 			for _, problem := range s.Problems(p, f) {
-				told.Problems = append(told.Problems, nodestate.Problem(problem))
+				shown.Problems = append(shown.Problems, nodestate.Problem(problem))
 			}
 		}
 
 		if a, has := attachments[f.ID]; has {
-			told.Attachment = attachment(a)
+			shown.Attachment = attachment(a)
 			delete(attachments, f.ID)
 		}
 
-		state.Functions = append(state.Functions, told)
+		state.Functions = append(state.Functions, shown)
 	}
 
 	for _, a := range attachments {

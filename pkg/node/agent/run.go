@@ -110,8 +110,8 @@ func (a *agent) serving(ctx context.Context) []part {
 	}
 }
 
-// keepFilesComplete restores files that other programs remove, until ctx ends: CDI files, without which the
-// runtime makes no container, and device-info files, in which Multus looks up Functions.
+// keepFilesComplete restores files that other programs remove, until ctx ends: CDI files, without
+// which the runtime makes no container, and device-info files, in which Multus looks up Functions.
 func (a *agent) keepFilesComplete(ctx context.Context) error {
 	type restorer interface{ Restore() ([]string, error) }
 	var ofCDI []restorer

@@ -76,7 +76,7 @@ func (a *agent) awaitPredecessorEnd(ctx context.Context) error {
 	if predecessor := a.process.predecessor; predecessor != nil {
 		predecessor.AwaitEnd(ctx)
 		a.plugins.Reconnect(ctx)
-		a.adoptFiles() // that it has written until now
+		a.adoptFiles() // also those that the predecessor wrote after this agent started
 	}
 	return nil
 }

@@ -105,13 +105,13 @@ func (f Features) Fallbacks(p pool.Pool) (list []v1alpha1.Fallback) {
 		add(v1alpha1.FeatureTaints,
 			"pods that lost a Function are not deleted: the API server drops taints")
 	}
-	const untold = "devices without a link have no taint"
+	const harm = "devices without a link have no taint"
 	switch {
 	case spec.LinkDown != v1alpha1.LinkDownNone:
 	case !f.Taints:
-		add(v1alpha1.FeatureTaints, untold+": the API server drops taints")
+		add(v1alpha1.FeatureTaints, harm+": the API server drops taints")
 	case !f.EffectNone:
-		add(v1alpha1.FeatureTaintEffectNone, untold, "Kubernetes takes the effect None from 1.35 on")
+		add(v1alpha1.FeatureTaintEffectNone, harm, "Kubernetes takes the effect None from 1.35 on")
 	}
 
 	if !f.SharedCapacity && spec.Model == v1alpha1.ModelPorts {

@@ -150,7 +150,7 @@ func (f *Finder) vfio(set *Set, of function.Function, remembered bool) error {
 }
 
 // vfioDevice returns the path below /dev of the Function's own node, "vfio/devices/vfio0". It
-// returns "" if the node or that of iommufd is missing, as before Linux 6.6, without
+// returns "" if this node or /dev/iommu is missing, as before Linux 6.6, without
 // CONFIG_VFIO_DEVICE_CDEV, and without an IOMMU (Documentation/driver-api/vfio.rst and
 // vfio_device_add in drivers/vfio/vfio.h).
 func (f *Finder) vfioDevice(of function.Function) (string, error) {

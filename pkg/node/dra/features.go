@@ -218,8 +218,8 @@ func (f *Features) takesCounters(ctx context.Context) (bool, error) {
 	return err == nil && len(kept.ConsumesCounters) > 0, err
 }
 
-// takesLists reports whether the API server stores attributes with several values (KEP-5491) as it
-// is told. One without the feature gate drops the values and refuses the empty attribute. One that
+// takesLists reports whether the API server stores attributes with several values (KEP-5491)
+// unchanged. One without the feature gate drops the values and refuses the empty attribute. One that
 // does not know the fields may refuse the question as a bad request. A policy that forbids lists
 // says nothing of the other features.
 func (f *Features) takesLists(ctx context.Context) (bool, error) {

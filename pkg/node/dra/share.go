@@ -67,7 +67,7 @@ func (d *Driver) chooseVF(
 
 	var errs []error
 	for _, f := range vfs {
-		if _, used := d.Journal.Get(f.ID); used || d.isSick(device.ID.DevicePool, f) {
+		if _, used := d.Journal.Get(f.ID); used || d.keepsPodsAway(device.ID.DevicePool, f) {
 			continue
 		}
 
@@ -106,9 +106,9 @@ func (d *Driver) vfsOf(id claim.PoolID) []function.Function {
 	return vfs
 }
 
-// isSick reports whether a Function has a problem that keeps pods away, other than a cordon, which
-// the scheduler has heeded unless the claim tolerates it.
-func (d *Driver) isSick(devicePool string, f function.Function) bool {
+// keepsPodsAway reports whether a Function has a problem that keeps pods away, other than a cordon,
+// which the scheduler has heeded unless the claim tolerates it.
+func (d *Driver) keepsPodsAway(devicePool string, f function.Function) bool {
 	var spec v1alpha1.DevicePoolSpec
 	pools, _ := d.Pools()
 	for _, p := range pools {

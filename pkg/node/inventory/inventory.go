@@ -329,11 +329,13 @@ func (i *Inventory) find(id function.ID) (sysfs.Dir, error) {
 		return "", fmt.Errorf("an SF that may be this one: %w", unknown)
 	}
 
+	// No device has the number, thus the SF's former name is not known. Any name that no device has
+	// shows whether the bus can be read at all.
 	return "", i.errIfGone(root.Auxiliary("none"))
 }
 
-// errIfGone returns an [fs.ErrNotExist] if the kernel has no such device, and another error if that is
-// not known.
+// errIfGone returns an [fs.ErrNotExist] if the kernel has no such device, and another error if that
+// is not known.
 func (i *Inventory) errIfGone(device sysfs.Dir) error {
 	gone, err := sysfs.Root(i.options.SysRoot).Gone(device)
 	if gone {

@@ -221,12 +221,12 @@ func (p *PCIDrivers) bind(ctx context.Context, d sysfs.Dir, driver string) error
 	}
 
 	if current != "" {
-		if err := p.tell(ctx, d, current, "unbind"); err != nil {
+		if err := p.order(ctx, d, current, "unbind"); err != nil {
 			return err
 		}
 	}
 
-	return p.tell(ctx, d, driver, "bind")
+	return p.order(ctx, d, driver, "bind")
 }
 
 // Restore returns once the Function has its own driver again and its netdev has its former
@@ -288,7 +288,7 @@ func (p *PCIDrivers) unbind(
 		return "", err
 	}
 
-	return "", p.tell(ctx, d, driver, "unbind")
+	return "", p.order(ctx, d, driver, "unbind")
 }
 
 // bindOwn binds the Function's own driver, unless another program binds a driver meanwhile.
@@ -296,7 +296,7 @@ func (p *PCIDrivers) bindOwn(ctx context.Context, d sysfs.Dir, own string) error
 	if !sysfs.Root(p.SysRoot).PCIDriver(own).Exists() {
 		return errors.New("the node does not have that driver any more: load its module again")
 	}
-	err := p.tell(ctx, d, own, "bind")
+	err := p.order(ctx, d, own, "bind")
 	if current, _ := driverOf(d); current == own {
 		return nil
 	}
@@ -360,8 +360,8 @@ func (p *PCIDrivers) await(
 	return nil
 }
 
-// The driver carries out the order, "bind" or "unbind", for the device.
-func (p *PCIDrivers) tell(ctx context.Context, d sysfs.Dir, driver, order string) error {
+// order has the driver carry out an order, "bind" or "unbind", for the device.
+func (p *PCIDrivers) order(ctx context.Context, d sysfs.Dir, driver, order string) error {
 	return p.write(ctx, d, order+" "+driver, sysfs.Root(p.SysRoot).PCIDriver(driver), order,
 		filepath.Base(string(d)))
 }

@@ -204,8 +204,8 @@ func (c *Collector) ofPF(
 	}
 
 	for _, f := range vfs {
-		counted, told := all[f.Index]
-		if !told {
+		counted, reported := all[f.Index]
+		if !reported {
 			continue
 		}
 
