@@ -234,10 +234,11 @@ func TestFailures(t *testing.T) {
 		arrange func(t *testing.T, c *card)
 		request wire.Request
 		code    uint
+		waits   bool // until the time of an ADD is over
 	}{
 		"attach": {func(_ *testing.T, c *card) {
 			c.attachErr = refused
-		}, addVF("c1", nil), CodeAttach},
+		}, addVF("c1", nil), CodeAttach, false},
 		"release of the pod before": {func(t *testing.T, c *card) {
 			must.Succeed(t,
 				c.Put(journal.Attachment{
@@ -245,7 +246,7 @@ func TestFailures(t *testing.T) {
 					Before: &netdev.Snapshot{},
 				}))
 			c.restoreErr = refused
-		}, addVF("c1", nil), types.ErrTryAgainLater},
+		}, addVF("c1", nil), types.ErrTryAgainLater, true},
 		"release of the container before": {func(t *testing.T, c *card) {
 			must.Succeed(t, c.Put(journal.Attachment{
 				Function: vf, State: journal.Attaching, Resource: "r", BootID: "boot-1",
@@ -253,7 +254,7 @@ func TestFailures(t *testing.T) {
 				CNI:    &journal.CNI{ContainerID: "c0", IfName: "net1"},
 			}))
 			c.restoreErr = refused
-		}, addVF("c1", nil), types.ErrTryAgainLater},
+		}, addVF("c1", nil), types.ErrTryAgainLater, true},
 		"DEL": {func(t *testing.T, c *card) {
 			must.Succeed(t, c.Put(journal.Attachment{
 				Function: vf, State: journal.Attaching, Resource: "r", BootID: "boot-1",
@@ -261,10 +262,10 @@ func TestFailures(t *testing.T) {
 				CNI:    &journal.CNI{ContainerID: "c1", IfName: "net1"},
 			}))
 			c.restoreErr = refused
-		}, request(wire.Del, 0, "c1", nil, nil), CodeRelease},
+		}, request(wire.Del, 0, "c1", nil, nil), CodeRelease, false},
 		"journal": {func(_ *testing.T, c *card) {
 			c.Journal.Close()
-		}, addVF("c1", nil), CodeJournal},
+		}, addVF("c1", nil), CodeJournal, false},
 		"claim is prepared again while it is attached": {func(t *testing.T, c *card) {
 			claimed := journal.Attachment{
 				Function: vf, State: journal.Reserved,
@@ -274,13 +275,15 @@ func TestFailures(t *testing.T) {
 			}
 			must.Succeed(t, c.Put(claimed))
 			c.prepare = func() { must.Succeed(t, c.Put(claimed)) }
-		}, addVF("c1", nil), types.ErrTryAgainLater},
+		}, addVF("c1", nil), types.ErrTryAgainLater, false},
 	}
 
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			c, s := newCard(t)
-			s.AddTimeout = 50 * time.Millisecond
+			if test.waits {
+				s.AddTimeout = 50 * time.Millisecond
+			}
 			test.arrange(t, c)
 			checkCode(t, s.handle(t.Context(), test.request, nil), test.code)
 		})
