@@ -24,7 +24,7 @@ func (d deadline) apply(port *v1alpha1.XPUPort, err error) error {
 
 	switch refusal.Reason { // no xPU has refused anything
 	case v1alpha1.ReasonForbidden, v1alpha1.ReasonInvalidConfig, v1alpha1.ReasonNoFreeAddress,
-		v1alpha1.ReasonBrokerAway:
+		v1alpha1.ReasonQuotaExceeded, v1alpha1.ReasonBrokerAway:
 		return err
 	}
 

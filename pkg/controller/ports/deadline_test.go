@@ -21,6 +21,7 @@ func TestDeadline(t *testing.T) {
 	away := reconciling.Refuse(v1alpha1.ReasonXPUUnavailable, "XPU card is away")
 	forbidden := reconciling.Refuse(v1alpha1.ReasonForbidden, "not for this namespace")
 	conflict := reconciling.Refuse(v1alpha1.ReasonConflict, "another Port has it")
+	quota := reconciling.Refuse(v1alpha1.ReasonQuotaExceeded, "ResourceQuota q is exceeded")
 	failed := reconciling.Refuse(v1alpha1.ReasonFailed,
 		"not up 1m0s after its creation: XPU card is away")
 
@@ -40,6 +41,7 @@ func TestDeadline(t *testing.T) {
 			want: reconciling.RetryAfter(failed, time.Second),
 		},
 		"old, and no xPU refuses it":          {age: old, err: forbidden, want: forbidden},
+		"old, and over the quota":             {age: old, err: quota, want: quota},
 		"young, and refused by the conflict":  {age: young, err: conflict, want: conflict},
 		"old, and the API server is not here": {age: old, err: errAway, want: errAway},
 		"was up": {
