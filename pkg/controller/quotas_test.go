@@ -5,6 +5,7 @@ package controller
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
@@ -61,7 +63,48 @@ func TestNamespaceQuota(t *testing.T) {
 		v1alpha1.ReasonQuotaExceeded, "have 1000 Mbit/s, and 1 are asked for")
 	c.delete(first)
 	c.delete(c.port(first, vf(0)))
-	c.stop()
-	c.start(nil) // a controller looks at every claim when it starts
 	c.up(second, vf(1))
+}
+
+// TestQuotaWakesClaims: a claim that exceeds a quota is tried again when there is room: because
+// another claim of the namespace ends, or because the quota is raised or deleted. It does not wait
+// for the next of the attempts that are made without an event.
+func TestQuotaWakesClaims(t *testing.T) {
+	c := newCluster(t, nil)
+	agent := opitest.Start(t)
+	c.xpu("card", agent)
+	c.network("blue", 100)
+	c.pool("fast", "blue")
+	quota := &corev1.ResourceQuota{
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: "ports"},
+		Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{
+			addresses.HardPorts: resource.MustParse("1"),
+		}},
+	}
+	c.create(quota)
+
+	first := c.claim(want{name: "nic-0", pool: "fast", function: vf(0)})
+	c.up(first, vf(0))
+	for i, makeRoom := range []func(){
+		func() {
+			c.delete(first)
+			c.delete(c.port(first, vf(0)))
+		},
+		func() {
+			c.change(quota, func() { quota.Spec.Hard[addresses.HardPorts] = resource.MustParse("2") })
+		},
+		func() { c.delete(quota) },
+	} {
+		n := i + 1
+		waits := c.claim(want{name: fmt.Sprint("nic-", n), pool: "fast", function: vf(n)})
+		c.claimReason(waits, v1alpha1.ConditionProvisioned, v1alpha1.ReasonQuotaExceeded,
+			"ResourceQuota ports")
+
+		start := time.Now()
+		makeRoom()
+		c.up(waits, vf(n))
+		if took := time.Since(start); took > reconciling.LastRetry/2 {
+			t.Errorf("claim %d has its Port %s after there is room", n, took)
+		}
+	}
 }

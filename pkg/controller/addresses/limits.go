@@ -10,8 +10,12 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
@@ -49,19 +53,41 @@ func LimitsOf(ctx context.Context, c client.Reader, namespace string) ([]Limit, 
 	}
 
 	var limits []Limit
-	for _, quota := range quotas.Items {
-		if len(quota.Spec.Scopes) > 0 || quota.Spec.ScopeSelector != nil {
-			continue
-		}
-		for _, name := range []corev1.ResourceName{HardPorts, HardBandwidth, HardGuaranteed} {
-			if most, limited := quota.Spec.Hard[name]; limited {
-				limits = append(limits, Limit{Quota: quota.Name, Name: name, Most: most})
-			}
-		}
+	for i := range quotas.Items {
+		limits = append(limits, limitsIn(&quotas.Items[i])...)
 	}
 
 	slices.SortStableFunc(limits, func(a, b Limit) int { return cmp.Compare(a.Quota, b.Quota) })
 	return limits, nil
+}
+
+// limitsIn returns the limits that one ResourceQuota sets.
+func limitsIn(quota *corev1.ResourceQuota) (limits []Limit) {
+	if len(quota.Spec.Scopes) > 0 || quota.Spec.ScopeSelector != nil {
+		return nil
+	}
+	for _, name := range []corev1.ResourceName{HardPorts, HardBandwidth, HardGuaranteed} {
+		if most, limited := quota.Spec.Hard[name]; limited {
+			limits = append(limits, Limit{Quota: quota.Name, Name: name, Most: most})
+		}
+	}
+	return limits
+}
+
+// WhenLimitsChanged selects changes of ResourceQuotas that may leave more room than before.
+var WhenLimitsChanged = builder.WithPredicates(limitsChanged)
+
+// limitsChanged compares what is limited. The generation of a ResourceQuota never changes, and its
+// status changes with every pod.
+var limitsChanged = predicate.Funcs{
+	CreateFunc: func(event.CreateEvent) bool { return false },
+	UpdateFunc: func(e event.UpdateEvent) bool {
+		before, after := e.ObjectOld.(*corev1.ResourceQuota), e.ObjectNew.(*corev1.ResourceQuota)
+		return !equality.Semantic.DeepEqual(limitsIn(before), limitsIn(after))
+	},
+	DeleteFunc: func(e event.DeleteEvent) bool {
+		return len(limitsIn(e.Object.(*corev1.ResourceQuota))) > 0
+	},
 }
 
 // checkLimits returns a refusal if the Port does not fit into what is left of the limits of its
@@ -79,6 +105,33 @@ func (l *Allocator) checkLimits(
 		}
 	}
 	return nil
+}
+
+// Fitting reports for each of these Ports of one namespace, which are not created yet, whether it
+// fits into the limits together with the Ports that there are and those before it that fit.
+func (l *Allocator) Fitting(
+	ctx context.Context, limits []Limit, ports []*v1alpha1.XPUPort,
+) (fit []bool, err error) {
+	if len(ports) == 0 {
+		return nil, nil
+	}
+
+	err = l.ports.Transact(ctx, func(view model.View) error {
+		l.expire()
+		used := l.costOfOthers(view, ports[0])
+		for _, port := range ports {
+			cost := v1alpha1.CostOf(port)
+			fits := !slices.ContainsFunc(limits, func(limit Limit) bool {
+				return limit.check(used, cost) != nil
+			})
+			if fits {
+				used = used.Plus(cost)
+			}
+			fit = append(fit, fits)
+		}
+		return nil
+	})
+	return fit, err
 }
 
 // costOfOthers returns what the other Ports of the namespace cost that are there, about to be

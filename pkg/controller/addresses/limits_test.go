@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
@@ -219,5 +220,84 @@ func TestLimitsSideBySide(t *testing.T) {
 	all.Wait()
 	if fit.Load() != 10 {
 		t.Errorf("%d Ports of 100 Mbit/s fit into 1 Gbit/s", fit.Load())
+	}
+}
+
+// TestFitting: of Ports that wait, those fit for which there is room, together with those before
+// them that fit.
+func TestFitting(t *testing.T) {
+	l := NewAllocator(model.NewPorts(claimed(1, 600)))
+	waiting := []*v1alpha1.XPUPort{
+		claimed(2, 500), claimed(3, 300), claimed(4, 0), claimed(5, 200), claimed(6, 100),
+	}
+	for name, test := range map[string]struct {
+		limits []Limit
+		want   []bool
+	}{
+		"no quota":  {nil, []bool{true, true, true, true, true}},
+		"ports":     {limitsOf("3", "", ""), []bool{true, true, false, false, false}},
+		"bandwidth": {limitsOf("", "1G", ""), []bool{false, true, false, false, true}},
+	} {
+		fit, err := l.Fitting(t.Context(), test.limits, waiting)
+		if err != nil || !slices.Equal(fit, test.want) {
+			t.Errorf("%s: %v, %v; want %v", name, fit, err, test.want)
+		}
+	}
+	if fit, err := l.Fitting(t.Context(), nil, nil); err != nil || len(fit) > 0 {
+		t.Errorf("no Ports: %v, %v", fit, err)
+	}
+}
+
+// TestWhenLimitsChanged: only what may leave more room has claims looked at again. What Kubernetes
+// counts does not.
+func TestWhenLimitsChanged(t *testing.T) {
+	quota := func(change func(*corev1.ResourceQuota)) *corev1.ResourceQuota {
+		q := &corev1.ResourceQuota{Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{
+			corev1.ResourcePods: resource.MustParse("5"), HardPorts: resource.MustParse("1"),
+		}}}
+		change(q)
+		return q
+	}
+	same := func(*corev1.ResourceQuota) {}
+	hard := func(name corev1.ResourceName, most string) func(*corev1.ResourceQuota) {
+		return func(q *corev1.ResourceQuota) { q.Spec.Hard[name] = resource.MustParse(most) }
+	}
+
+	for name, test := range map[string]struct {
+		change func(*corev1.ResourceQuota)
+		want   bool
+	}{
+		"nothing":               {same, false},
+		"the limit":             {hard(HardPorts, "2"), true},
+		"another way to say it": {hard(HardPorts, "1000m"), false},
+		"a limit more":          {hard(HardBandwidth, "1G"), true},
+		"pods":                  {hard(corev1.ResourcePods, "6"), false},
+		"no limit": {
+			func(q *corev1.ResourceQuota) { delete(q.Spec.Hard, HardPorts) }, true,
+		},
+		"scopes": {
+			func(q *corev1.ResourceQuota) {
+				q.Spec.Scopes = []corev1.ResourceQuotaScope{corev1.ResourceQuotaScopeBestEffort}
+			}, true,
+		},
+		"what Kubernetes counts": {
+			func(q *corev1.ResourceQuota) {
+				q.Status.Used = corev1.ResourceList{corev1.ResourcePods: resource.MustParse("1")}
+			}, false,
+		},
+	} {
+		e := event.UpdateEvent{ObjectOld: quota(same), ObjectNew: quota(test.change)}
+		if got := limitsChanged.Update(e); got != test.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+
+	gone := event.DeleteEvent{Object: quota(same)}
+	others := event.DeleteEvent{Object: quota(func(q *corev1.ResourceQuota) {
+		delete(q.Spec.Hard, HardPorts)
+	})}
+	if !limitsChanged.Delete(gone) || limitsChanged.Delete(others) ||
+		limitsChanged.Create(event.CreateEvent{Object: quota(same)}) {
+		t.Error("only the deletion of a quota with limits leaves room")
 	}
 }

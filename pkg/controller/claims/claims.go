@@ -108,6 +108,10 @@ func (r *reconciler) setup(mgr ctrl.Manager) error {
 			enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
 				return r.dependents(ctx, onNode(o.GetName()))
 			}), xpus.WhenVFMACs).
+		Watches(&corev1.ResourceQuota{},
+			enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
+				return r.dependents(ctx, onQuota(o.GetNamespace()))
+			}), addresses.WhenLimitsChanged).
 		WatchesMetadata(&corev1.Namespace{},
 			enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
 				return reconciling.Requests(ctx, r.Client, &resourceapi.ResourceClaimList{},
@@ -126,14 +130,16 @@ func ours(o client.Object) bool {
 }
 
 // portChanged enqueues the claim of a Port. If the Port is gone, it also enqueues claims that wait
-// for its Function or its addresses.
+// for its Function, its addresses, or its part of a quota.
 func (r *reconciler) portChanged(
 	ctx context.Context, change model.Change, queue model.Queue[reconcile.Request],
 ) {
 	port := change.Port()
 	enqueueClaim(port, queue)
 	if change.Gone() {
-		for _, request := range r.waitingForPort(ctx, port) {
+		woken := slices.Concat(r.waitingForPort(ctx, port),
+			r.waitingForQuota(ctx, model.NamespaceOf(port)))
+		for _, request := range woken {
 			queue.Add(request)
 		}
 	}

@@ -34,10 +34,13 @@ func onAddresses(networkOrPool string) string { return "addresses of " + network
 // about certain addresses
 func onConflict(networkOrPool string) string { return "conflict in " + networkOrPool }
 
+// onQuota is the key of claims that exceed the quota of a namespace.
+func onQuota(namespace string) string { return "quota of " + namespace }
+
 // dependencies returns what a claim depends on: the nodes of its Functions, and the network that it
 // names, or else the DevicePool that names one. A claim that sets privileged fields always depends
 // on the DevicePool. A claim that could not get its addresses also depends on the network's
-// addresses.
+// addresses, and a claim that exceeds a quota on the quotas of its namespace.
 func dependencies(c *resourceapi.ResourceClaim) []string {
 	devices, err := claim.Devices(c)
 	if err != nil {
@@ -66,6 +69,8 @@ func dependencies(c *resourceapi.ResourceClaim) []string {
 			insertEach(keys, onAddresses, names)
 		case v1alpha1.ReasonConflict:
 			insertEach(keys, onConflict, names)
+		case v1alpha1.ReasonQuotaExceeded:
+			keys.Insert(onQuota(c.Namespace))
 		}
 	}
 

@@ -53,6 +53,7 @@ var pauses = map[string]time.Duration{
 	v1alpha1.ReasonNoXPU:            0, // the XPU is created or changes
 	v1alpha1.ReasonNoTrunks:         0, // the XPU changes; a call that failed has its own pause
 	v1alpha1.ReasonProvisioning:     0, // a call to the agent has its own pause
+	v1alpha1.ReasonQuotaExceeded:    0, // the quota changes, or a Port of the namespace is gone
 	v1alpha1.ReasonReleasing:        0, // the session with the agent, or the bridge, changes
 	v1alpha1.ReasonUnknown:          0, // a call to the agent has its own pause
 	v1alpha1.ReasonXPUUnavailable:   0, // the session with the agent changes
@@ -61,8 +62,6 @@ var pauses = map[string]time.Duration{
 	v1alpha1.ReasonConflict: LastRetry,
 	// No event comes when the labels of the pod's namespace or a quota change.
 	v1alpha1.ReasonForbidden: LastRetry,
-	// No event comes when the quota changes, or when other Ports of the namespace are gone.
-	v1alpha1.ReasonQuotaExceeded: LastRetry,
 	// No event comes when another network gives its VLAN or VNI back.
 	v1alpha1.ReasonNetworkNotReady: LastRetry,
 	// An event comes when the predecessor is gone, but not when its addresses change.
