@@ -213,6 +213,14 @@ type XPUStatus struct {
 	// +listMapKey=address
 	PFs []XPUPF `json:"pfs,omitempty"`
 
+	// AwaySeconds is for how long an infra cluster has failed to reach the OPI agent, without a
+	// break, when it last looked: 60, 120, 180 and so on, later in steps of a quarter of the time. It
+	// is absent before the first minute has passed, and once the agent answers. A time that an
+	// earlier controller has written stays until the next one has measured a longer one.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	AwaySeconds int32 `json:"awaySeconds,omitempty"`
+
 	// Foreign counts the agent's objects that are not this cluster's; absent if there are no such
 	// objects.
 	// +optional

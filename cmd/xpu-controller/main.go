@@ -101,8 +101,8 @@ carries them from one to the other.`,
 	o.addTenantFlags(f)
 	o.logs.AddFlags(f)
 	taintRulesAfter := f.Duration("device-taint-rules-after", 0,
-		"role all: time that an OPI agent must have been unreachable before the devices of its xPU are "+
-			"tainted by DeviceTaintRules, which also hold while the node's agent is away; 0s deletes the "+
+		"roles all and tenant: time that an OPI agent must have been unreachable before the devices of "+
+			"its xPU are tainted by DeviceTaintRules, which also hold while the node's agent is away; 0s deletes the "+
 			"rules. If it is left out, rules are left alone, and no rights for them are needed")
 	c.PreRun = func(*cobra.Command, []string) {
 		if f.Changed("device-taint-rules-after") {
@@ -218,9 +218,9 @@ func (o *options) validate() error {
 	}
 
 	if after := o.controller.TaintRulesAfter; after != nil && (*after < 0 ||
-		o.role != string(controller.RoleAll)) {
-		return errors.New("--device-taint-rules-after: must not be negative, and is for role all, " +
-			"whose cluster has both devices and xPUs")
+		o.role != string(controller.RoleAll) && o.role != string(controller.RoleTenant)) {
+		return errors.New("--device-taint-rules-after: must not be negative, and is for roles all and " +
+			"tenant, whose clusters have the devices")
 	}
 
 	if err := o.validateWebhook(); err != nil {

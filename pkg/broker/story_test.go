@@ -3,15 +3,19 @@
 package broker
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // TestStory checks two tenants that use the same names and numbers, and never see each other.
@@ -89,4 +93,82 @@ func TestStory(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// TestAgentAway: the tenant's cluster hears for how long the infra cluster has failed to reach an OPI
+// agent, and that the agent is back.
+func TestAgentAway(t *testing.T) {
+	w := newWorld(t)
+	_, agent := w.scene(w.a, nil)
+	xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-" + w.a.name}}
+	begin := time.Now()
+	agent.Kill()
+	w.a.xpuIs(xpu.Name, v1alpha1.ReasonXPUUnavailable)
+	w.a.eventually("the tenant's XPU says for how long", func() error {
+		if err := w.a.get(xpu); err != nil || xpu.Status.AwaySeconds < 2 {
+			return fmt.Errorf("awaySeconds %d, %v", xpu.Status.AwaySeconds, err)
+		}
+		return nil
+	})
+	if said, is := xpu.Status.AwaySeconds, time.Since(begin).Seconds(); float64(said) > is {
+		t.Errorf("awaySeconds %d after %.1f s", said, is)
+	}
+
+	must.Succeed(t, agent.Run())
+	w.a.xpuIs(xpu.Name, v1alpha1.ReasonConnected)
+	must.Succeed(t, w.a.get(xpu))
+	if xpu.Status.AwaySeconds != 0 {
+		t.Errorf("awaySeconds %d of an agent that answers", xpu.Status.AwaySeconds)
+	}
+}
+
+// TestAgentAwayOlderTenant: a tenant's cluster whose CRDs do not have awaySeconds hears all else.
+func TestAgentAwayOlderTenant(t *testing.T) {
+	w := newWorld(t)
+	_, agent := w.scene(w.a, nil)
+	w.stopBroker()
+	restore := w.a.withoutAwaySeconds()
+	t.Cleanup(restore)
+
+	agent.Kill()
+	xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-" + w.a.name}}
+	w.infra.eventually("the infra cluster says for how long", func() error {
+		if err := w.infra.get(xpu); err != nil || xpu.Status.AwaySeconds == 0 {
+			return fmt.Errorf("awaySeconds %d, %v", xpu.Status.AwaySeconds, err)
+		}
+		return nil
+	})
+	w.startBroker()
+	w.a.xpuIs(xpu.Name, v1alpha1.ReasonXPUUnavailable)
+}
+
+// withoutAwaySeconds removes the field from the CRD of XPUs.
+func (s *testCluster) withoutAwaySeconds() (restore func()) {
+	s.Helper()
+	crd := &unstructured.Unstructured{}
+	crd.SetAPIVersion("apiextensions.k8s.io/v1")
+	crd.SetKind("CustomResourceDefinition")
+	crd.SetName("xpus.xpu.opiproject.org")
+	change := func(change func(status map[string]any)) {
+		s.eventually("the CRD is changed", func() error {
+			if err := s.get(crd); err != nil {
+				return err
+			}
+			versions := crd.Object["spec"].(map[string]any)["versions"].([]any)
+			status, _, err := unstructured.NestedFieldNoCopy(versions[0].(map[string]any), "schema",
+				"openAPIV3Schema", "properties", "status", "properties")
+			if err != nil {
+				return err
+			}
+			change(status.(map[string]any))
+			return s.Update(context.Background(), crd)
+		})
+	}
+
+	var field any
+	change(func(status map[string]any) {
+		field = status["awaySeconds"]
+		delete(status, "awaySeconds")
+	})
+	return func() { change(func(status map[string]any) { status["awaySeconds"] = field }) }
 }

@@ -270,7 +270,7 @@ func (s *testCluster) startController(role controller.Role) {
 		CollectGrace: 100 * time.Millisecond, BusyGrace: 100 * time.Millisecond,
 		Debounce:    50 * time.Millisecond,
 		FailedGrace: 50 * time.Millisecond, BrokerGrace: brokerGrace,
-		BridgeGrace: 100 * time.Millisecond,
+		BridgeGrace: 100 * time.Millisecond, AwayStep: time.Second,
 	})
 
 	if err != nil {

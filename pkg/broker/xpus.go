@@ -168,7 +168,10 @@ func (r *xpus) copyToTenant(
 		}
 	}
 
-	status := v1alpha1.XPUStatus{NodeName: node, Serial: xpu.Status.Serial, PFs: xpu.Status.PFs}
+	status := v1alpha1.XPUStatus{
+		NodeName: node, Serial: xpu.Status.Serial, PFs: xpu.Status.PFs,
+		AwaySeconds: xpu.Status.AwaySeconds,
+	}
 	for _, kind := range []string{
 		v1alpha1.ConditionReady, v1alpha1.ConditionCard, v1alpha1.ConditionFunctions,
 		v1alpha1.ConditionVerified,
@@ -185,9 +188,18 @@ func (r *xpus) copyToTenant(
 		return nil
 	}
 
-	return applyStatus(ctx, tc.client,
-		&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: xpu.Name}, Status: status})
+	copied := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: xpu.Name}, Status: status}
+	err := applyStatus(ctx, tc.client, copied)
+	if err != nil && strings.Contains(err.Error(), ".status.awaySeconds: "+undeclared) {
+		copied.Status.AwaySeconds = 0 // the tenant's CRDs are older
+		err = applyStatus(ctx, tc.client, copied)
+	}
+	return err
 }
+
+// undeclared is what an API server says of a field that the schema of a kind does not have
+// (sigs.k8s.io/structured-merge-diff/v6/typed).
+const undeclared = "field not declared in schema"
 
 // withoutEndpoint replaces the endpoint of an XPU in a text that a tenant reads.
 func withoutEndpoint(text string, xpu *v1alpha1.XPU) string {

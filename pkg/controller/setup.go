@@ -110,10 +110,13 @@ type Options struct {
 	// BrokerGrace is how long the broker may leave its Lease without renewal before a tenant
 	// cluster reports that it is away. Default 40 s.
 	BrokerGrace time.Duration
-	// TaintRulesAfter is how long an OPI agent must have been away before a controller of RoleAll
-	// taints the devices of its XPU by DeviceTaintRules. 0 deletes the rules. With nil the controller
-	// leaves rules alone, and needs no rights for them.
+	// TaintRulesAfter is how long an OPI agent must have been away before a controller of RoleAll or
+	// RoleTenant taints the devices of its XPU by DeviceTaintRules. 0 deletes the rules. With nil the
+	// controller leaves rules alone, and needs no rights for them.
 	TaintRulesAfter *time.Duration
+	// AwayStep is the least time between two writes of a controller of RoleInfra that say for how
+	// long an OPI agent has been away. Default 1 min.
+	AwayStep time.Duration
 	// FailedGrace is [opi.Config.FailedGrace].
 	FailedGrace time.Duration
 	// CheckInterval is [opi.SessionOptions.CheckInterval].
@@ -139,6 +142,7 @@ func (o *Options) setDefaults() {
 	o.OrphanGrace = cmp.Or(o.OrphanGrace, 30*time.Second)
 	o.BridgeGrace = cmp.Or(o.BridgeGrace, 10*time.Second)
 	o.BrokerGrace = cmp.Or(o.BrokerGrace, 40*time.Second)
+	o.AwayStep = cmp.Or(o.AwayStep, time.Minute)
 	o.AgentAwayGrace = cmp.Or(o.AgentAwayGrace, 30*time.Second)
 	o.PoolPause = cmp.Or(o.PoolPause, time.Second)
 	o.ResyncPeriod = cmp.Or(o.ResyncPeriod, 3*time.Minute)
@@ -326,10 +330,7 @@ func (s *setup) xPUs() error {
 		Ports: s.ports, AgentPorts: agentPorts, Sessions: agents, Bridges: bridges,
 		Forget: s.metrics.forget, Tracer: s.Tracer,
 		AgentTimeout: s.AgentTimeout, ResyncPeriod: s.ResyncPeriod, FailedGrace: s.FailedGrace,
-		Concurrency: s.Concurrency,
-	}
-	if s.Role == RoleAll { // the nodes are in this cluster
-		ofXPUs.TaintRulesAfter = s.TaintRulesAfter
+		AwayStep: s.AwayStep, Concurrency: s.Concurrency,
 	}
 	ofPorts := ports.Options{
 		Infra: s.Role == RoleInfra, Installation: s.Installation, Namespace: s.Namespace,
@@ -339,14 +340,25 @@ func (s *setup) xPUs() error {
 		OrphanGrace: s.OrphanGrace, ResyncPeriod: s.ResyncPeriod,
 		Concurrency: s.Concurrency, ConcurrencyPerXPU: s.ConcurrencyPerXPU,
 	}
-	if s.Role == RoleAll {
+	var rules error
+	if s.Role == RoleAll { // the nodes are in this cluster
 		ofPorts.Allocator = s.allocator
+		rules = s.taintRules(xpus.TaintOptions{Sessions: agents})
 	}
 
-	return errors.Join(
+	return errors.Join(rules,
 		xpus.Setup(s.manager, s.cluster, ofXPUs),
 		ports.Setup(s.manager, s.cluster, ofPorts),
 	)
+}
+
+// taintRules adds the reconciler of DeviceTaintRules, if they are wanted.
+func (s *setup) taintRules(o xpus.TaintOptions) error {
+	if s.TaintRulesAfter == nil {
+		return nil
+	}
+	o.After = *s.TaintRulesAfter
+	return xpus.SetupTaintRules(s.manager, s.cluster, o)
 }
 
 // admissions adds the reconciler that admits XPUPorts in a single cluster.
@@ -362,7 +374,8 @@ func (s *setup) tenant() error {
 	}
 	var err error
 	watch.wake, err = s.admit(watch.awayMessage)
-	return errors.Join(err, watch.setup(s.manager))
+	return errors.Join(err, watch.setup(s.manager),
+		s.taintRules(xpus.TaintOptions{BrokerAway: watch.awayMessage}))
 }
 
 // admit adds the reconciler that admits XPUPorts, and returns what has it look at XPUPorts again.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
@@ -288,5 +289,47 @@ func TestTaintRulesStay(t *testing.T) {
 
 	c.stop()
 	c.start(func(o *Options) { o.TaintRulesAfter = new(time.Duration(0)) })
+	c.hasRules(x, 0)
+}
+
+// TestTaintRulesOfTenant: in a tenant cluster the devices of an XPU are tainted when the infra
+// cluster says that it has failed to reach the agent for long enough. Time that only passes taints
+// nothing, and neither does what a broker that is away has said before.
+func TestTaintRulesOfTenant(t *testing.T) {
+	c := newCluster(t, func(o *Options) {
+		o.Role, o.TaintRulesAfter, o.BrokerGrace = RoleTenant, new(5*time.Minute), time.Hour
+	})
+	c.watchesLeases()
+	c.mayTaint()
+	c.pool("fast", "")
+	c.reportsPF("fast")
+	x := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-1"},
+		Spec: v1alpha1.XPUSpec{NodeName: c.node}}
+	c.create(x)
+	says := func(reason string, away time.Duration) {
+		t.Helper()
+		x.Status.AwaySeconds = int32(away.Seconds())
+		x.Status.Conditions = []metav1.Condition{
+			reconciling.NewCondition(v1alpha1.ConditionReady, x.Generation, reason, "as it is"),
+		}
+		x.Status.Conditions[0].LastTransitionTime = metav1.NewTime(time.Now().Add(-time.Hour))
+		must.Succeed(t, c.Status().Update(context.Background(), x))
+	}
+
+	says(v1alpha1.ReasonXPUUnavailable, 4*time.Minute)
+	says(v1alpha1.ReasonBrokerAway, 10*time.Minute)
+	says(v1alpha1.ReasonXPUUnavailable, 0)
+	says(v1alpha1.ReasonXPUUnavailable, 5*time.Minute)
+	rule := c.hasRules(x, 1)
+	id := claim.PoolID{Node: c.node, PF: testPF, DevicePool: "fast"}
+	if s := rule.Spec.DeviceSelector; *s.Pool != id.String() {
+		t.Errorf("the rule selects %+v", s)
+	}
+	if diff := cmp.Diff([]string{"create DeviceTaintRule"},
+		c.writes.of("DeviceTaintRule")); diff != "" {
+		t.Errorf("writes -want +got:\n%s", diff)
+	}
+
+	says(v1alpha1.ReasonConnected, 0)
 	c.hasRules(x, 0)
 }

@@ -396,8 +396,12 @@ func TestParts(t *testing.T) {
 			[]string{"--device-taint-rules-after=0s", "name: xpu-controller-taint-rules"}, nil,
 		},
 		"no rights for DeviceTaintRules": {nil, nil, []string{"taint-rules", "devicetaintrules"}},
-		"no DeviceTaintRules of a tenant": {
-			[]string{"mode=tenant", "controller.deviceTaintRulesAfter=5m"}, nil,
+		"DeviceTaintRules of a tenant": {
+			[]string{"mode=tenant", "controller.deviceTaintRulesAfter=5m"},
+			[]string{"--device-taint-rules-after=5m", "name: xpu-controller-taint-rules"}, nil,
+		},
+		"no DeviceTaintRules of an infra cluster": {
+			[]string{"mode=infra", "controller.deviceTaintRulesAfter=5m"}, nil,
 			[]string{"taint-rules", "devicetaintrules"},
 		},
 		"nothing declared by CRDs": {

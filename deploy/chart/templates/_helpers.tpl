@@ -99,7 +99,7 @@ the kustomizations; their namespace xpu-system is the release's, and xpu-tenants
 {{- if and (include "xpu.hasClaims" .) (include "xpu.hasController" .) (((.Values.admission).webhook).enabled) }}true{{ end }}
 {{- end }}
 {{- define "xpu.hasTaintRules" -}}
-{{- if and (include "xpu.hasController" .) (eq .Values.mode "cluster") .Values.controller.deviceTaintRulesAfter }}true{{ end }}
+{{- if and (include "xpu.hasController" .) (has .Values.mode (list "cluster" "tenant")) .Values.controller.deviceTaintRulesAfter }}true{{ end }}
 {{- end }}
 {{- define "xpu.hasBroker" -}}
 {{- if and .Values.broker.enabled (eq .Values.mode "infra") }}true{{ end }}

@@ -52,11 +52,12 @@ const firstWithRules = 3
 // the node's agent cannot.
 //
 // What an agent that is silent does is not known. So the XPU has rules only when this process has
-// failed to reach the agent for the time Options.TaintRulesAfter. They have the effect NoSchedule,
-// and stay until the agent answers again or the XPU is gone. With the time 0, all rules are deleted.
+// failed to reach the agent for the time After. In a tenant cluster it is the infra cluster that has
+// failed, and has said for how long. Rules have the effect NoSchedule, and stay until the agent
+// answers again or the XPU is gone. With the time 0, all rules are deleted.
 type taintRules struct {
 	reconciling.Cluster
-	Options
+	TaintOptions
 	discovery discovery.DiscoveryInterface
 	// seen has the agents of the XPUs, by the XPU's name. One goroutine uses it.
 	seen map[string]seenAgent
@@ -69,11 +70,25 @@ type seenAgent struct {
 	clean bool      // the XPU has no rules
 }
 
-func (r *taintRules) setup(mgr ctrl.Manager) error {
-	if r.TaintRulesAfter == nil {
-		return nil
-	}
+// TaintOptions configure the DeviceTaintRules of XPUs.
+type TaintOptions struct {
+	// After is how long an OPI agent must have been away before the devices of its XPU are tainted.
+	// 0 deletes the rules.
+	After time.Duration
+	// Sessions are those with the agents. It is nil in a tenant cluster, where the status of an XPU
+	// says what the infra cluster knows of its agent.
+	Sessions *sessions.Sessions
+	// BrokerAway says why nothing is known of the infra cluster, "" if its broker is there. It is nil
+	// in a single cluster.
+	BrokerAway func() string
+}
 
+// SetupTaintRules adds the reconciler of DeviceTaintRules to the manager.
+func SetupTaintRules(mgr ctrl.Manager, cluster reconciling.Cluster, o TaintOptions) error {
+	return (&taintRules{Cluster: cluster, TaintOptions: o}).setup(mgr)
+}
+
+func (r *taintRules) setup(mgr ctrl.Manager) error {
 	var err error
 	r.discovery, err = discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(),
 		mgr.GetHTTPClient())
@@ -81,7 +96,11 @@ func (r *taintRules) setup(mgr ctrl.Manager) error {
 		return fmt.Errorf("discovery: %w", err)
 	}
 	r.seen = map[string]seenAgent{}
-	return reconciling.NewController(mgr, "taintrule", 1).
+	controller := reconciling.NewController(mgr, "taintrule", 1)
+	if r.Sessions == nil {
+		return controller.For(&v1alpha1.XPU{}, whenAgentTold).Complete(r.Guarded(r))
+	}
+	return controller.
 		For(&v1alpha1.XPU{}, reconciling.WhenSpecChanged).
 		WatchesRawSource(sessions.Source(r.Sessions, sessions.HealthChanged, sessions.RequestFor)).
 		WatchesRawSource(
@@ -123,14 +142,8 @@ func (r *taintRules) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 func (r *taintRules) follow(
 	ctx context.Context, xpu *v1alpha1.XPU, seen *seenAgent,
 ) (ctrl.Result, error) {
-	health := r.Sessions.Connection(xpu.Name).Health
-	answers := health.Connected || !xpu.DeletionTimestamp.IsZero()
-	switch {
-	case answers:
-		seen.away = time.Time{}
-	case health.Away && seen.away.IsZero():
-		seen.away = time.Now()
-	}
+	answers, away, known := r.agentOf(xpu, seen)
+	answers = answers || !xpu.DeletionTimestamp.IsZero()
 	if answers && seen.clean {
 		return ctrl.Result{}, nil
 	}
@@ -140,7 +153,7 @@ func (r *taintRules) follow(
 		return ctrl.Result{}, err
 	}
 
-	off, again := *r.TaintRulesAfter == 0, ctrl.Result{RequeueAfter: wait.Jitter(rulesEvery, 0.2)}
+	off, again := r.After == 0, ctrl.Result{RequeueAfter: wait.Jitter(rulesEvery, 0.2)}
 	switch {
 	case answers || harm || off:
 		seen.clean, err = r.remove(ctx, kind, xpu)
@@ -148,15 +161,51 @@ func (r *taintRules) follow(
 			return ctrl.Result{}, err
 		}
 		return again, err
-	case !health.Away:
+	case !known:
 		return ctrl.Result{}, nil
 	}
 
-	if left := *r.TaintRulesAfter - time.Since(seen.away); left > 0 {
+	if left := r.After - away; left > 0 {
 		return ctrl.Result{RequeueAfter: left}, nil
 	}
 	seen.clean = false
 	return again, r.make(ctx, kind, xpu)
+}
+
+// agentOf reports whether the XPU's agent answers, or else for how long it is known not to answer.
+// known is false if neither is known.
+func (r *taintRules) agentOf(
+	xpu *v1alpha1.XPU, seen *seenAgent,
+) (answers bool, away time.Duration, known bool) {
+	if r.Sessions == nil {
+		return r.toldOf(xpu)
+	}
+
+	health := r.Sessions.Connection(xpu.Name).Health
+	switch {
+	case health.Connected || !xpu.DeletionTimestamp.IsZero():
+		seen.away = time.Time{}
+		return true, 0, true
+	case !health.Away:
+		return false, 0, false
+	case seen.away.IsZero():
+		seen.away = time.Now()
+	}
+	return false, time.Since(seen.away), true
+}
+
+// toldOf is agentOf in a tenant cluster. Without a broker, what the status says may not hold any
+// more.
+func (r *taintRules) toldOf(xpu *v1alpha1.XPU) (answers bool, away time.Duration, known bool) {
+	ready := v1alpha1.ReadyOf(xpu.Status.Conditions)
+	switch {
+	case r.BrokerAway() != "" || ready.Reason == v1alpha1.ReasonBrokerAway:
+		return false, 0, false
+	case ready.Status == metav1.ConditionTrue:
+		return true, 0, true
+	}
+	away = time.Duration(xpu.Status.AwaySeconds) * time.Second
+	return false, away, away > 0
 }
 
 // remove deletes the XPU's rules, and reports whether it has none. A controller that has just started

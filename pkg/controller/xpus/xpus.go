@@ -58,9 +58,8 @@ type Options struct {
 	ResyncPeriod time.Duration
 	// FailedGrace is [opi.Config.FailedGrace].
 	FailedGrace time.Duration
-	// TaintRulesAfter is how long an OPI agent must have been away before the devices of its XPU
-	// are tainted by DeviceTaintRules. 0 deletes the rules, and nil leaves them alone.
-	TaintRulesAfter *time.Duration
+	// AwayStep is the least time between two writes of how long an OPI agent has been away.
+	AwayStep time.Duration
 	// Concurrency is how many XPUs are reconciled at once.
 	Concurrency int
 }
@@ -74,7 +73,6 @@ func Setup(mgr ctrl.Manager, cluster reconciling.Cluster, o Options) error {
 			retries: reconciling.RetryLimiter[reconcile.Request](),
 		}).setup(mgr),
 		(&registrations{Cluster: cluster, namespace: o.Namespace}).setup(mgr),
-		(&taintRules{Cluster: cluster, Options: o}).setup(mgr),
 	)
 }
 
@@ -83,6 +81,7 @@ func Setup(mgr ctrl.Manager, cluster reconciling.Cluster, o Options) error {
 type reconciler struct {
 	reconciling.Cluster
 	Options
+	away reconciling.Durations[string] // by XPU: its OPI agent cannot be reached
 }
 
 func (r *reconciler) setup(mgr ctrl.Manager) error {
@@ -116,6 +115,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if apierrors.IsNotFound(err) {
 		r.Sessions.Forget(req.Name)
 		r.Forget(req.Name)
+		r.away.Reset(req.Name)
 		return ctrl.Result{}, nil
 	}
 
@@ -150,13 +150,14 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 
 	setFunctionsCondition(&xpu)
 	setVerifiedCondition(&xpu)
+	again := ctrl.Result{RequeueAfter: r.recordAway(&xpu)}
 	if reason == "" { // not known yet: another event comes
-		return ctrl.Result{}, reconciling.WriteStatus(ctx, r.Client, &xpu, before)
+		return again, reconciling.WriteStatus(ctx, r.Client, &xpu, before)
 	}
 
 	meta.SetStatusCondition(&xpu.Status.Conditions,
 		reconciling.NewCondition(v1alpha1.ConditionReady, xpu.Generation, reason, message))
-	return ctrl.Result{}, reconciling.WriteStatus(ctx, r.Client, &xpu, before)
+	return again, reconciling.WriteStatus(ctx, r.Client, &xpu, before)
 }
 
 // state opens a session with the agent, and returns the reason and message of the condition Ready.
