@@ -79,14 +79,15 @@ type PodRef struct {
 // PortRate says to what the node of a Function limits what the Function sends, in Mbit/s.
 // +kubebuilder:validation:XValidation:rule="!has(self.maximum) || self.maximum == 0 || !has(self.guaranteed) || self.guaranteed <= self.maximum",message="guaranteed must not be more than maximum"
 type PortRate struct {
-	// Guaranteed is the rate that the Function can always send, vf.minTxRate of the InterfaceConfig.
-	// 0 guarantees none.
+	// Guaranteed is the rate that the Function can always send: vf.minTxRate of the InterfaceConfig,
+	// or min_tx_rate of the network configuration. 0 guarantees none.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Guaranteed int32 `json:"guaranteed,omitempty"`
 
 	// Maximum is the highest rate at which the Function sends: vf.maxTxRate of the InterfaceConfig,
-	// or the bandwidth that the claim has of a shared PF. 0 is no limit.
+	// the bandwidth that the claim has of a shared PF, or max_tx_rate of the network configuration.
+	// 0 is no limit.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Maximum int32 `json:"maximum,omitempty"`

@@ -84,6 +84,16 @@ func NewPort(
 	}
 }
 
+// RateOf returns the rates that an interface asks for; nil if it asks for none.
+func RateOf(vf *function.VFConfig) *v1alpha1.PortRate {
+	if !vf.Rated() {
+		return nil
+	}
+	return &v1alpha1.PortRate{
+		Guaranteed: int32(ptr.Deref(vf.MinTxRate, 0)), Maximum: int32(ptr.Deref(vf.MaxTxRate, 0)),
+	}
+}
+
 // DerivedMAC returns a locally administered unicast address (IEEE 802 8.4.2) that depends only on
 // its arguments. The claim is empty for a Function allocated by the device plugin.
 func DerivedMAC(claim types.UID, node string, f function.ID) function.MAC {

@@ -108,3 +108,36 @@ func TestQuotaWakesClaims(t *testing.T) {
 		}
 	}
 }
+
+// TestQuotaOfExtendedResources: the rates of Functions count that pods have as extended resources:
+// that of a DeviceClass for a claim that the scheduler makes, and that of the network configuration,
+// which an agent writes into the Port.
+func TestQuotaOfExtendedResources(t *testing.T) {
+	c := newCluster(t, nil)
+	agent := opitest.Start(t)
+	c.xpu("card", agent)
+	c.network("blue", 100)
+	c.pool("fast", "blue")
+	c.create(&corev1.ResourceQuota{
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: "rates"},
+		Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{
+			addresses.HardBandwidth: resource.MustParse("1G"),
+		}},
+	})
+
+	made := c.claim(want{name: "web-extended-resources-x", pool: "fast", function: vf(0),
+		config: `{"vf": {"maxTxRate": 600}}`, ofClass: true})
+	c.up(made, vf(0))
+
+	port := c.podPort(vf(1), "blue")
+	port.Spec.Pod.Namespace = c.namespace
+	port.Spec.Rate = &v1alpha1.PortRate{Maximum: 401}
+	c.create(port)
+	c.portReason(port, v1alpha1.ReasonQuotaExceeded,
+		"pods of the namespace have 600 Mbit/s, and 401 are asked for")
+
+	port = c.podPort(vf(2), "blue")
+	port.Spec.Pod.Namespace = c.namespace
+	c.create(port)
+	c.portReason(port, v1alpha1.ReasonQuotaExceeded, "the interface has no maximum rate")
+}

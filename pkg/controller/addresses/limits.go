@@ -182,10 +182,11 @@ func (l Limit) check(used, cost v1alpha1.PortSum) error {
 		return refuse("%d Mbit/s are guaranteed already, and %d are asked for", used.Guaranteed,
 			cost.Guaranteed)
 	case l.Name == HardBandwidth && cost.Unlimited > 0:
-		return refuse("the interface has no maximum rate; set vf.maxTxRate")
+		return refuse("the interface has no maximum rate; set vf.maxTxRate, or max_tx_rate of the " +
+			"network configuration")
 	case l.Name == HardBandwidth && used.Unlimited > 0:
-		return refuse("%d XPUPorts have no maximum rate; set vf.maxTxRate for them, and make their "+
-			"pods anew", used.Unlimited)
+		return refuse("%d XPUPorts have no maximum rate; set vf.maxTxRate or max_tx_rate for them, and "+
+			"make their pods anew", used.Unlimited)
 	case l.Name == HardBandwidth && exceeds(sum.Maximum):
 		return refuse("pods of the namespace have %d Mbit/s, and %d are asked for", used.Maximum,
 			cost.Maximum)

@@ -24,7 +24,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/ports"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
-	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/optional"
 )
 
@@ -162,7 +161,7 @@ func (r *reconciler) buildPort(
 		XPU:      xpu.Name,
 		MAC:      mac,
 		MTU:      optional.Min(int32(d.Interface.MTU), largestMTU(joins)),
-		Rate:     rateOf(d.Interface.VF),
+		Rate:     claim.RateOf(d.Interface.VF),
 		Claim: v1alpha1.ClaimRef{
 			Name: c.Name, UID: c.UID, Request: d.Request, Pod: consumerOf(c),
 		},
@@ -182,16 +181,6 @@ func (r *reconciler) buildPort(
 	port.Annotations = map[string]string{addresses.AnnotationAllocation: allocationStamp(c)}
 	port.OwnerReferences = []metav1.OwnerReference{*owner}
 	return port, joins, nil
-}
-
-// rateOf returns the rates that a claim asks for; nil if it asks for none.
-func rateOf(vf *function.VFConfig) *v1alpha1.PortRate {
-	if !vf.Rated() {
-		return nil
-	}
-	return &v1alpha1.PortRate{
-		Guaranteed: int32(ptr.Deref(vf.MinTxRate, 0)), Maximum: int32(ptr.Deref(vf.MaxTxRate, 0)),
-	}
 }
 
 // forPods refuses a claim that is reserved for something else than pods, such as a PodGroup

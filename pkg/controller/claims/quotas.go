@@ -77,7 +77,7 @@ func portsOverQuota(waiting []resourceapi.ResourceClaim) (ports []*v1alpha1.XPUP
 			if told.Reason == v1alpha1.ReasonQuotaExceeded {
 				ports = append(ports, claim.NewPort(c.Namespace, d.Function, d.ID.DevicePool,
 					v1alpha1.XPUPortSpec{
-						NodeName: d.ID.Node, Rate: rateOf(d.Interface.VF),
+						NodeName: d.ID.Node, Rate: claim.RateOf(d.Interface.VF),
 						Claim: v1alpha1.ClaimRef{Name: c.Name},
 					}))
 			}

@@ -297,6 +297,7 @@ func (c *CRD) wanted(ctx context.Context, a journal.Attachment) (*v1alpha1.XPUPo
 	spec := v1alpha1.XPUPortSpec{
 		NodeName: c.Node, XPU: xpu.Name, Network: a.Port.Network, MAC: string(a.Port.MAC),
 		AssignAddresses: a.Port.AssignAddresses,
+		Rate:            claim.RateOf(a.Interface.VF),
 	}
 
 	for _, address := range a.Port.Addresses {
@@ -310,7 +311,8 @@ func (c *CRD) wanted(ctx context.Context, a journal.Attachment) (*v1alpha1.XPUPo
 	return claim.NewPort(c.Namespace, a.Function, a.Port.DevicePool, spec), nil
 }
 
-// serves reports whether an existing Port can be used in place of the wanted one.
+// serves reports whether an existing Port can be used in place of the wanted one. Another rate makes
+// no difference, because the xPU does not know it: Ports of older agents and of Allocate have none.
 func serves(port *v1alpha1.XPUPort, want *v1alpha1.XPUPortSpec) bool {
 	have := &port.Spec
 	addresses := have.AssignAddresses == want.AssignAddresses && (len(want.Addresses) == 0 ||

@@ -230,6 +230,7 @@ func TestCRDPort(t *testing.T) {
 	crd := newCRD(t, startAPI(t), provisioningtest.NewJournal(t))
 	r := blue(vf(0))
 	r.Pod = journal.Pod{Namespace: "default", Name: "web", UID: "web-1"}
+	r.Interface.VF = &function.VFConfig{MaxTxRate: new(500)}
 	if _, err := crd.Provision(within(t, 20*time.Second), r); err != nil {
 		t.Fatal(err)
 	}
@@ -245,6 +246,9 @@ func TestCRDPort(t *testing.T) {
 
 	if err := c.Get(t.Context(), client.ObjectKey{Name: node}, &owner); err != nil {
 		t.Fatal(err)
+	}
+	if port.Spec.Rate == nil || *port.Spec.Rate != (v1alpha1.PortRate{Maximum: 500}) {
+		t.Errorf("rate %+v", port.Spec.Rate)
 	}
 	if len(port.OwnerReferences) != 1 || port.OwnerReferences[0].UID != owner.UID ||
 		port.OwnerReferences[0].Kind != "Node" {

@@ -53,6 +53,11 @@ func TestServes(t *testing.T) {
 		}
 	}
 
+	rated := v1alpha1.XPUPortSpec{Rate: &v1alpha1.PortRate{Maximum: 500}}
+	if !serves(&v1alpha1.XPUPort{}, &rated) {
+		t.Error("a Port of an older agent, which says no rate, is replaced")
+	}
+
 	assigned := &v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{AssignAddresses: true}}
 	assigned.Status.Addresses = []string{"10.1.0.2/24"}
 	for name, test := range map[string]struct {
