@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -285,8 +286,27 @@ func claimsOf(p *corev1.Pod) (names []string, missing string) {
 	}
 	if made := p.Status.ExtendedResourceClaimStatus; made != nil {
 		names = append(names, made.ResourceClaimName)
+	} else if resource := resourceOfClass(p); resource != "" {
+		missing = fmt.Sprintf("the ResourceClaim for its %s does not exist yet", resource)
 	}
 	return names, missing
+}
+
+// resourceOfClass returns an extended resource that the pod asks for and that only a DeviceClass can
+// stand for, "" if there is none (KEP-5004). Such a name has the name of the class, and the kubelet
+// lets no device plugin register it. The scheduler makes the claim after it has reserved the pod's
+// other claims (Kubernetes 1.37, PreBind of DynamicResources). Of other names it is not known here
+// whether a DeviceClass or a device plugin serves them at the pod's node.
+func resourceOfClass(p *corev1.Pod) corev1.ResourceName {
+	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+		for resource, wanted := range c.Resources.Requests {
+			if strings.HasPrefix(string(resource), resourceapi.ResourceDeviceClassPrefix) &&
+				!wanted.IsZero() {
+				return resource
+			}
+		}
+	}
+	return ""
 }
 
 // addClaim adds what a claim says about its pod.

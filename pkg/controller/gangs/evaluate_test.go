@@ -18,6 +18,7 @@ import (
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -376,6 +377,38 @@ func TestForeignClaim(t *testing.T) {
 	} {
 		c := claimOf("c", "0000-3b-00-2", "a")
 		s := newServer(podOfGroup("a", "train", "c", "gpu")).with(c, test.gpu)
+		s.group.SchedulingPolicy.Gang.MinCount = 1
+		if v := judged(t, gangsOf(s), c); v.Answer != test.want {
+			t.Errorf("%s: %+v, want answer %d", name, v, test.want)
+		}
+	}
+}
+
+// TestExtendedResource: a pod that asks for a DeviceClass by an extended resource waits for the claim
+// that the scheduler makes for it. A resource that a device plugin may serve never gets one.
+func TestExtendedResource(t *testing.T) {
+	const class = corev1.ResourceName(resourceapi.ResourceDeviceClassPrefix + "gpu")
+	made := &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "gpu"}
+	for name, test := range map[string]struct {
+		asks corev1.ResourceName
+		n    string
+		made *corev1.PodExtendedResourceClaimStatus
+		gpu  *resourceapi.ResourceClaim
+		want Answer
+	}{
+		"no claim yet":    {class, "1", nil, foreign("gpu"), Wait},
+		"not reserved":    {class, "1", made, foreign("gpu"), Wait},
+		"reserved":        {class, "1", made, foreign("gpu", "a"), Alone},
+		"none wanted":     {class, "0", nil, foreign("gpu"), Alone},
+		"a device plugin": {"nvidia.com/gpu", "1", nil, foreign("gpu"), Alone},
+	} {
+		c := claimOf("c", "0000-3b-00-2", "a")
+		p := podOfGroup("a", "train", "c")
+		p.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{
+			Requests: corev1.ResourceList{test.asks: resource.MustParse(test.n)},
+		}}}
+		p.Status.ExtendedResourceClaimStatus = test.made
+		s := newServer(p).with(c, test.gpu)
 		s.group.SchedulingPolicy.Gang.MinCount = 1
 		if v := judged(t, gangsOf(s), c); v.Answer != test.want {
 			t.Errorf("%s: %+v, want answer %d", name, v, test.want)
