@@ -521,10 +521,12 @@ type DevicePoolSpec struct {
 type DevicePoolStatus struct {
 	// Functions is the number of Functions in the pool.
 	// +optional
+	// +kubebuilder:default=0
 	Functions int32 `json:"functions"`
 
 	// Healthy is how many of the Functions have no problem.
 	// +optional
+	// +kubebuilder:default=0
 	Healthy int32 `json:"healthy"`
 
 	// NodeCount is how many nodes have Functions of the pool.

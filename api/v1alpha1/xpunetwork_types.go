@@ -162,10 +162,12 @@ const MaxNetworkFailures = 5
 type XPUNetworkStatus struct {
 	// XPUs is how many XPUs have to serve the network.
 	// +optional
+	// +kubebuilder:default=0
 	XPUs int32 `json:"xpus"`
 
 	// ReadyXPUs is how many of these XPUs serve the network.
 	// +optional
+	// +kubebuilder:default=0
 	ReadyXPUs int32 `json:"readyXPUs"`
 
 	// Failures are the failures of the other XPUs, at most the first 5 by name.

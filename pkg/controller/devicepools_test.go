@@ -12,10 +12,12 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // reports has the agents of nodes say this about a pool; those of other nodes say nothing any more.
@@ -270,4 +272,32 @@ func TestDevicePoolSupplied(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestNumbersOfStatus: the numbers of a status are there when nothing is counted yet, so that kubectl
+// prints 0.
+func TestNumbersOfStatus(t *testing.T) {
+	c := newCluster(t, quickPools)
+	pool, network := c.pool("fast", ""), c.network("blue", 100)
+	for o, fields := range map[client.Object][]string{
+		pool: {"functions", "healthy"}, network: {"xpus", "readyXPUs"},
+	} {
+		kind, err := c.GroupVersionKindFor(o)
+		must.Succeed(t, err)
+		stored := &unstructured.Unstructured{}
+		stored.SetGroupVersionKind(kind)
+		stored.SetName(o.GetName())
+		c.eventually(kind.Kind+" has a status with numbers", func() error {
+			if err := c.get(stored); err != nil {
+				return err
+			}
+			for _, field := range fields {
+				if n, found, err := unstructured.NestedInt64(stored.Object, "status",
+					field); !found || n != 0 {
+					return fmt.Errorf("status.%s is %d, %t, %v of %v", field, n, found, err, stored.Object["status"])
+				}
+			}
+			return nil
+		})
+	}
 }
