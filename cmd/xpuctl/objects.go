@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -97,9 +98,9 @@ func objectsCommand(name, short, long, example string, list lister) *cobra.Comma
 
 			objects, table, err := list(c.Context(), reader, cluster.overrides.Context.Namespace)
 			if meta.IsNoMatchError(err) {
-				return fmt.Errorf("%w; in direct mode xpu-agent has its pools and networks in a file, "+
-					"and \"xpuctl discover --node NODE\" shows them; otherwise xpu-device-plugin is not "+
-					"installed in this cluster", err)
+				return errors.New("this cluster has no custom resources of xpu-device-plugin: in direct " +
+					"mode xpu-agent has its pools and networks in a file, and \"xpuctl discover --node " +
+					"NODE\" shows them; otherwise xpu-device-plugin is not installed")
 			}
 			if err != nil {
 				return err

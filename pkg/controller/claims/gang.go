@@ -19,7 +19,7 @@ import (
 
 // askGang changes what the devices report alone, in conditions, to what the gang of the claim lets
 // them report. It returns the pause before the next attempt, 0 if an event will come. A claim of
-// which the scheduler was told that it is ready, or that its gang is given back, reports the same
+// which the scheduler was condition that it is ready, or that its gang is given back, reports the same
 // until it is deallocated.
 func (r *reconciler) askGang(
 	ctx context.Context, c *resourceapi.ResourceClaim, devices []claim.Device,
@@ -96,9 +96,9 @@ func (r *reconciler) holdBack(
 ) (pause time.Duration) {
 	waited := r.held.Elapsed(reconciling.RequestFor(c))
 	for _, i := range binding {
-		told := deviceCondition(c, &devices[i], v1alpha1.ConditionProvisionFailed)
+		condition := deviceCondition(c, &devices[i], v1alpha1.ConditionProvisionFailed)
 		switch {
-		case told.Status == metav1.ConditionTrue: // by the controller before this one
+		case condition.Status == metav1.ConditionTrue: // by the controller before this one
 			continue
 		case !meta.IsStatusConditionTrue(conditions[i], v1alpha1.ConditionProvisioned):
 			meta.RemoveStatusCondition(&conditions[i], v1alpha1.ConditionProvisionFailed)
@@ -131,10 +131,10 @@ func keepGivenBack(
 	conditions [][]metav1.Condition,
 ) (kept bool) {
 	for _, i := range binding {
-		told := deviceCondition(c, &devices[i], v1alpha1.ConditionProvisionFailed)
-		switch told.Reason {
+		condition := deviceCondition(c, &devices[i], v1alpha1.ConditionProvisionFailed)
+		switch condition.Reason {
 		case v1alpha1.ReasonGangFailed, v1alpha1.ReasonSiblingFailed:
-			conditions[i] = givenBack(c, told.Reason, told.Message)
+			conditions[i] = givenBack(c, condition.Reason, condition.Message)
 			kept = true
 		}
 	}
@@ -144,8 +144,8 @@ func keepGivenBack(
 // allProvisioned reports whether the claim says of all these devices that they are provisioned.
 func allProvisioned(c *resourceapi.ResourceClaim, devices []claim.Device, binding []int) bool {
 	for _, i := range binding {
-		told := deviceCondition(c, &devices[i], v1alpha1.ConditionProvisioned)
-		if told.Status != metav1.ConditionTrue {
+		condition := deviceCondition(c, &devices[i], v1alpha1.ConditionProvisioned)
+		if condition.Status != metav1.ConditionTrue {
 			return false
 		}
 	}

@@ -73,8 +73,8 @@ func portsOverQuota(waiting []resourceapi.ResourceClaim) (ports []*v1alpha1.XPUP
 		}
 		for j := range devices {
 			d := &devices[j]
-			told := deviceCondition(c, d, v1alpha1.ConditionProvisioned)
-			if told.Reason == v1alpha1.ReasonQuotaExceeded {
+			condition := deviceCondition(c, d, v1alpha1.ConditionProvisioned)
+			if condition.Reason == v1alpha1.ReasonQuotaExceeded {
 				ports = append(ports, claim.NewPort(c.Namespace, d.Function, d.ID.DevicePool,
 					v1alpha1.XPUPortSpec{
 						NodeName: d.ID.Node, Rate: claim.RateOf(d.Interface.VF),

@@ -42,7 +42,7 @@ type pod struct {
 	name  string
 	bound bool // or it has succeeded
 	// begun is set if the pod is evidence that its gang was complete: it was bound with devices
-	// that have binding conditions, or one of its claims was told that it may be.
+	// that have binding conditions, or one of its claims says that it may be.
 	begun bool
 	// lacks says what the pod waits for, "" if nothing of its claims keeps it from being bound.
 	lacks string
@@ -57,7 +57,7 @@ type gangClaim struct {
 	pod        types.UID // see [podOf]
 	allocated  time.Time
 	failed     string // why an xPU refuses a Port, "" if none does
-	told       bool   // it has reported that it failed or is given back
+	saysFailed bool   // it has reported that it failed or is given back
 	// givenBackAt is when the claim reported that its gang is given back, zero if it did not.
 	givenBackAt time.Time
 	givenBack   string // the message then

@@ -140,7 +140,7 @@ func (g *Gangs) keep(key types.NamespacedName, q *question, current bool) bool {
 	return q.verdict.Answer == Wait
 }
 
-// reported reports whether the scheduler was told that all devices of the claim are ready.
+// reported reports whether the claim says to the scheduler that all its devices are ready.
 func reported(c *resourceapi.ResourceClaim) bool {
 	devices := binding(c)
 	return len(devices) > 0 && !slices.ContainsFunc(devices, func(d device) bool {
@@ -331,7 +331,7 @@ func (g *Gangs) addClaim(m *pod, p *corev1.Pod, c *resourceapi.ResourceClaim) {
 	}
 	for _, d := range devices {
 		failed := meta.FindStatusCondition(conditionsOf(c, d), v1alpha1.ConditionProvisionFailed)
-		of.told = of.told || failed != nil
+		of.saysFailed = of.saysFailed || failed != nil
 		if failed != nil && failed.Reason == v1alpha1.ReasonGangFailed {
 			of.givenBackAt, of.givenBack = failed.LastTransitionTime.Time, failed.Message
 		}
@@ -367,7 +367,7 @@ func (g *Gangs) stateOf(
 	switch {
 	case asked && q.state == Failed && of.givenBackAt.IsZero():
 		return "", fmt.Sprintf("ResourceClaim %s: %s", c.Name, q.failure)
-	case of.told:
+	case of.saysFailed:
 		return fmt.Sprintf("ResourceClaim %s is given back", c.Name), ""
 	case !resourceclaim.IsReservedForPod(p, c, true):
 		return notReserved(c), ""
@@ -378,10 +378,10 @@ func (g *Gangs) stateOf(
 	}
 
 	for _, d := range devices {
-		told := meta.FindStatusCondition(conditionsOf(c, d), v1alpha1.ConditionProvisioned)
-		if told != nil && told.Status == metav1.ConditionFalse &&
-			told.Reason != v1alpha1.ReasonGangIncomplete {
-			return fmt.Sprintf("ResourceClaim %s: %s: %s", c.Name, told.Reason, told.Message), ""
+		provisioned := meta.FindStatusCondition(conditionsOf(c, d), v1alpha1.ConditionProvisioned)
+		if provisioned != nil && provisioned.Status == metav1.ConditionFalse &&
+			provisioned.Reason != v1alpha1.ReasonGangIncomplete {
+			return fmt.Sprintf("ResourceClaim %s: %s: %s", c.Name, provisioned.Reason, provisioned.Message), ""
 		}
 	}
 	return fmt.Sprintf("a Port of ResourceClaim %s is not up", c.Name), ""
@@ -394,7 +394,7 @@ func (g *Gangs) deadline(group string, pods []pod) time.Time {
 	var keys []types.NamespacedName
 	for _, p := range pods {
 		for _, c := range p.claims {
-			if p.bound || c.told {
+			if p.bound || c.saysFailed {
 				continue
 			}
 			keys = append(keys, c.key)

@@ -24,19 +24,19 @@ func (r *reconciler) recordAway(xpu *v1alpha1.XPU) (again time.Duration) {
 		return 0
 	}
 
-	told := time.Duration(xpu.Status.AwaySeconds) * time.Second
-	say, again := nextAway(told, r.away.Elapsed(xpu.Name), r.AwayStep)
+	written := time.Duration(xpu.Status.AwaySeconds) * time.Second
+	say, again := nextAway(written, r.away.Elapsed(xpu.Name), r.AwayStep)
 	xpu.Status.AwaySeconds = int32(say / time.Second)
 	return again
 }
 
-// nextAway returns the time that the status shall say, which has told a time before and knows of
-// another one now, and the pause before the next longer one. The steps are a quarter of the time, so
-// that an xPU that is down for a day costs 40 writes.
-func nextAway(told, away, step time.Duration) (say, again time.Duration) {
+// nextAway returns which time the status shall have, if written is in it and the agent has been away
+// for the time away, and the pause before the next longer one. The steps are a quarter of the time,
+// so that an xPU that is down for a day costs 40 writes.
+func nextAway(written, away, step time.Duration) (say, again time.Duration) {
 	next := func(after time.Duration) time.Duration { return after + max(step, after/4) }
-	if away < next(told) {
-		return told, next(told) - away
+	if away < next(written) {
+		return written, next(written) - away
 	}
 	return away, next(away) - away
 }

@@ -16,7 +16,7 @@ import (
 // an earlier controller stays until it is exceeded.
 func TestNextAway(t *testing.T) {
 	const second, minute = time.Second, time.Minute
-	for _, test := range []struct{ told, away, say, again time.Duration }{
+	for _, test := range []struct{ written, away, say, again time.Duration }{
 		{0, 0, 0, minute},
 		{0, 59 * second, 0, second},
 		{0, minute, minute, minute},
@@ -26,17 +26,17 @@ func TestNextAway(t *testing.T) {
 		{40 * minute, 50 * minute, 50 * minute, 12*minute + 30*second},
 		{40 * minute, 0, 40 * minute, 50 * minute},
 	} {
-		say, again := nextAway(test.told, test.away, minute)
+		say, again := nextAway(test.written, test.away, minute)
 		if say != test.say || again != test.again {
-			t.Errorf("told %s, away %s: says %s, again in %s; want %s, %s", test.told, test.away, say,
+			t.Errorf("written %s, away %s: says %s, again in %s; want %s, %s", test.written, test.away, say,
 				again, test.say, test.again)
 		}
 	}
 
-	writes, told := 0, time.Duration(0)
-	for told < 24*time.Hour {
-		_, again := nextAway(told, told, minute)
-		told, _ = nextAway(told, told+again, minute)
+	writes, written := 0, time.Duration(0)
+	for written < 24*time.Hour {
+		_, again := nextAway(written, written, minute)
+		written, _ = nextAway(written, written+again, minute)
 		writes++
 	}
 	if writes > 40 {
@@ -72,7 +72,7 @@ func TestToldOf(t *testing.T) {
 				reconciling.NewCondition(v1alpha1.ConditionReady, 1, test.reason, ""),
 			}
 		}
-		answers, away, known := r.toldOf(xpu)
+		answers, away, known := r.reportedBy(xpu)
 		if answers != test.answers || away != test.away || known != test.known {
 			t.Errorf("%s: answers %t, away %s, known %t", name, answers, away, known)
 		}

@@ -205,7 +205,7 @@ func (r *cards) locateNumbered(ctx context.Context, xpu *v1alpha1.XPU) error {
 		return err
 	}
 
-	card := untold(xpu)
+	card := unreported(xpu)
 	if len(nodes) > 0 && xpu.Spec.NodeName != "" {
 		card.pfs = numbered(nodes[0].Status.PFs, xpu.Spec.PFs)
 	}

@@ -70,8 +70,8 @@ var (
 		},
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
 	})
-	// whenAgentTold selects changes of what an infra cluster says of an XPU's agent.
-	whenAgentTold = builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{},
+	// whenAwayReported selects changes of what an infra cluster says of an XPU's agent.
+	whenAwayReported = builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{},
 		predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 			before, after := e.ObjectOld.(*v1alpha1.XPU).Status, e.ObjectNew.(*v1alpha1.XPU).Status
 			was, is := v1alpha1.ReadyOf(before.Conditions), v1alpha1.ReadyOf(after.Conditions)

@@ -53,7 +53,7 @@ func keyOf(kind, value string) string {
 // locate joins the PFs that an agent reports with the nodes that have PFs with the same keys.
 func locate(xpu *v1alpha1.XPU, reported []opi.HostPF, nodes []v1alpha1.XPUNode) location {
 	if len(reported) == 0 {
-		return untold(xpu)
+		return unreported(xpu)
 	}
 
 	byNode := map[string][]v1alpha1.XPUPF{}
@@ -97,9 +97,9 @@ func locate(xpu *v1alpha1.XPU, reported []opi.HostPF, nodes []v1alpha1.XPUNode) 
 	return at.found(xpu.Spec.PFs)
 }
 
-// untold returns the location of a card whose agent does not report its PFs. What the agent
+// unreported returns the location of a card whose agent does not report its PFs. What the agent
 // reported before still holds, unless the spec changed since.
-func untold(xpu *v1alpha1.XPU) location {
+func unreported(xpu *v1alpha1.XPU) location {
 	at := location{node: xpu.Spec.NodeName}
 	if at.node != "" {
 		return at
@@ -110,7 +110,7 @@ func untold(xpu *v1alpha1.XPU) location {
 		at = location{node: xpu.Status.NodeName, serial: xpu.Status.Serial, pfs: xpu.Status.PFs}
 		return at.because(v1alpha1.ReasonNotTold,
 			"the OPI agent does not tell any more which PFs it serves; node %s keeps the "+
-				"card, as the agent told before; set spec.nodeName if that is wrong", at.node)
+				"card, as the agent reported before; set spec.nodeName if that is wrong", at.node)
 	}
 
 	return at.because(v1alpha1.ReasonNotTold,

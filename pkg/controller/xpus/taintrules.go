@@ -98,7 +98,7 @@ func (r *taintRules) setup(mgr ctrl.Manager) error {
 	r.seen = map[string]seenAgent{}
 	controller := reconciling.NewController(mgr, "taintrule", 1)
 	if r.Sessions == nil {
-		return controller.For(&v1alpha1.XPU{}, whenAgentTold).Complete(r.Guarded(r))
+		return controller.For(&v1alpha1.XPU{}, whenAwayReported).Complete(r.Guarded(r))
 	}
 	return controller.
 		For(&v1alpha1.XPU{}, reconciling.WhenSpecChanged).
@@ -178,7 +178,7 @@ func (r *taintRules) agentOf(
 	xpu *v1alpha1.XPU, seen *seenAgent,
 ) (answers bool, away time.Duration, known bool) {
 	if r.Sessions == nil {
-		return r.toldOf(xpu)
+		return r.reportedBy(xpu)
 	}
 
 	health := r.Sessions.Connection(xpu.Name).Health
@@ -194,9 +194,9 @@ func (r *taintRules) agentOf(
 	return false, time.Since(seen.away), true
 }
 
-// toldOf is agentOf in a tenant cluster. Without a broker, what the status says may not hold any
+// reportedBy is agentOf in a tenant cluster. Without a broker, what the status says may not hold any
 // more.
-func (r *taintRules) toldOf(xpu *v1alpha1.XPU) (answers bool, away time.Duration, known bool) {
+func (r *taintRules) reportedBy(xpu *v1alpha1.XPU) (answers bool, away time.Duration, known bool) {
 	ready := v1alpha1.ReadyOf(xpu.Status.Conditions)
 	switch {
 	case r.BrokerAway() != "" || ready.Reason == v1alpha1.ReasonBrokerAway:

@@ -157,7 +157,7 @@ func (f *facts) needsNoPort(d claim.Device) bool {
 func (f *facts) withGang(
 	s Stage, device claim.Device, status *resourceapi.AllocatedDeviceStatus,
 ) Stage {
-	told := conditionOf(status, v1alpha1.ConditionProvisioned)
+	provisioned := conditionOf(status, v1alpha1.ConditionProvisioned)
 	failed := conditionOf(status, v1alpha1.ConditionProvisionFailed)
 	text := s.Text
 	if s.Status == Done {
@@ -169,11 +169,11 @@ func (f *facts) withGang(
 	case failed != nil && failed.Status == metav1.ConditionTrue:
 		s.Status, s.Text = Failed, fmt.Sprintf("%s: %s", failed.Reason, failed.Message)
 	case f.gang != nil && f.gang.waiting > 0 &&
-		(told == nil || told.Reason == v1alpha1.ReasonGangIncomplete):
+		(provisioned == nil || provisioned.Reason == v1alpha1.ReasonGangIncomplete):
 		s.Status, s.Text = Waiting, fmt.Sprintf("%s; waits for %d of %d claims of gang %s",
 			text, f.gang.waiting, f.gang.claims, f.gang.name)
-	case told != nil && told.Reason == v1alpha1.ReasonGangIncomplete:
-		s.Status, s.Text = Waiting, fmt.Sprintf("%s: %s", told.Reason, told.Message)
+	case provisioned != nil && provisioned.Reason == v1alpha1.ReasonGangIncomplete:
+		s.Status, s.Text = Waiting, fmt.Sprintf("%s: %s", provisioned.Reason, provisioned.Message)
 	}
 	return s
 }

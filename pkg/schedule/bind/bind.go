@@ -256,17 +256,17 @@ func conditionErrors(c *resourceapi.ResourceClaim) (waitsFor, failed error) {
 	}
 
 	for _, result := range c.Status.Allocation.Devices.Results {
-		var told []metav1.Condition
+		var conditions []metav1.Condition
 		for _, status := range c.Status.Devices {
 			if status.Driver == result.Driver && status.Pool == result.Pool &&
 				status.Device == result.Device &&
 				ptr.Deref(status.ShareID, "") == string(ptr.Deref(result.ShareID, "")) {
-				told = status.Conditions
+				conditions = status.Conditions
 			}
 		}
 
 		for _, name := range result.BindingFailureConditions {
-			if condition := meta.FindStatusCondition(told, name); condition != nil &&
+			if condition := meta.FindStatusCondition(conditions, name); condition != nil &&
 				condition.Status == metav1.ConditionTrue {
 				return nil, fmt.Errorf("device %s: %s: %s: %s", result.Device, name,
 					condition.Reason, condition.Message)
@@ -274,7 +274,7 @@ func conditionErrors(c *resourceapi.ResourceClaim) (waitsFor, failed error) {
 		}
 
 		for _, name := range result.BindingConditions {
-			if !meta.IsStatusConditionTrue(told, name) {
+			if !meta.IsStatusConditionTrue(conditions, name) {
 				waitsFor = fmt.Errorf("device %s: %s is not true", result.Device, name)
 			}
 		}
