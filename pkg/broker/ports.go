@@ -25,6 +25,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
+	"github.com/opiproject/xpu-device-plugin/pkg/eventnote"
 )
 
 // ports copies XPUPorts to the infra cluster and their status back. A tenant's XPUPort keeps its
@@ -370,9 +371,7 @@ func (r *ports) refuse(
 
 	if v1alpha1.ReadyOf(port.Status.Conditions).Reason != p.reason &&
 		p.reason != v1alpha1.ReasonProvisioning {
-		tc.member.GetEventRecorder("xpu-broker").Eventf(port, nil, corev1.EventTypeWarning,
-			p.reason,
-			"Provision", "%s", p.message)
+		tc.warn(port, p.reason, p.message)
 	}
 
 	return applyStatus(ctx, tc.client, &v1alpha1.XPUPort{
@@ -432,11 +431,16 @@ func (r *ports) report(
 
 	if p := v1alpha1.ReadyOf(port.Status.Conditions).Reason; p != condition.Reason &&
 		condition.Status == metav1.ConditionFalse {
-		tc.member.GetEventRecorder("xpu-broker").Eventf(port, nil, corev1.EventTypeWarning,
-			condition.Reason, "Provision", "%s", condition.Message)
+		tc.warn(port, condition.Reason, condition.Message)
 	}
 
 	return applyStatus(ctx, tc.client, &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: port.Namespace, Name: port.Name}, Status: *status,
 	})
+}
+
+// warn sends an event about an XPUPort of the tenant.
+func (tc *tenantCluster) warn(port *v1alpha1.XPUPort, reason, message string) {
+	recorder := eventnote.Recorder{EventRecorder: tc.member.GetEventRecorder("xpu-broker")}
+	recorder.Eventf(port, nil, corev1.EventTypeWarning, reason, "Provision", "%s", message)
 }

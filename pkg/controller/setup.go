@@ -37,6 +37,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
+	"github.com/opiproject/xpu-device-plugin/pkg/eventnote"
 	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
@@ -234,7 +235,8 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		manager: mgr,
 		cluster: reconciling.Cluster{
 			Client: mgr.GetClient(), Live: mgr.GetAPIReader(),
-			Events: mgr.GetEventRecorder("xpu-controller"), CheckLeader: o.Fence.Check,
+			Events:      eventnote.Recorder{EventRecorder: mgr.GetEventRecorder("xpu-controller")},
+			CheckLeader: o.Fence.Check,
 		},
 		ports:     ports,
 		allocator: addresses.NewAllocator(ports),
