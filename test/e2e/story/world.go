@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -185,10 +186,14 @@ func (w *World) bringUpNodes(ctx context.Context, nodes int) error {
 	return w.printVersions(ctx)
 }
 
-// printVersions prints the versions on the nodes.
+// printVersions prints the versions on the nodes, and the feature gates that are off.
 func (w *World) printVersions(ctx context.Context) error {
 	var nodes corev1.NodeList
 	if err := w.client.List(ctx, &nodes); err != nil {
+		return err
+	}
+	metrics, err := w.Cluster.Kubectl(ctx, "get", "--raw", "/metrics")
+	if err != nil {
 		return err
 	}
 
@@ -197,8 +202,24 @@ func (w *World) printVersions(ctx context.Context) error {
 		w.Detail("Kubernetes %s, %s", info.KubeletVersion,
 			strings.Replace(info.ContainerRuntimeVersion, "://", " ", 1))
 	}
+	for _, gate := range gatesOff(metrics) {
+		w.Detail("feature gate %s is off", gate)
+	}
 
 	return nil
+}
+
+// gatesOff returns the feature gates that DevicePools may need and that are off, or not there,
+// according to the metrics of kube-apiserver.
+func gatesOff(metrics string) (off []string) {
+	for _, gate := range []string{"DRAConsumableCapacity", "DRADeviceBindingConditions",
+		"DRADeviceTaints", "DRAExtendedResource", "DRAPartitionableDevices"} {
+		on := regexp.MustCompile(`(?m)^kubernetes_feature_enabled\{name="` + gate + `",[^}]*\} 1$`)
+		if !on.MatchString(metrics) {
+			off = append(off, gate)
+		}
+	}
+	return off
 }
 
 // insertCards gives every node its card and every xPU its agent, and creates the fabric between the

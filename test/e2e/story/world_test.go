@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -60,5 +61,18 @@ func TestEnd(t *testing.T) {
 				_ = cmd.Process.Kill()
 			}
 		})
+	}
+}
+
+func TestGatesOff(t *testing.T) {
+	const metrics = `# TYPE kubernetes_feature_enabled gauge
+kubernetes_feature_enabled{name="DRAConsumableCapacity",stage="BETA"} 1
+kubernetes_feature_enabled{name="DRADeviceBindingConditions",stage=""} 1
+kubernetes_feature_enabled{name="DRADeviceTaintRules",stage="BETA"} 1
+kubernetes_feature_enabled{name="DRADeviceTaints",stage="ALPHA"} 0
+kubernetes_feature_enabled{name="DRAPartitionableDevices",stage="ALPHA"} 1
+`
+	if got := gatesOff(metrics); !slices.Equal(got, []string{"DRADeviceTaints", "DRAExtendedResource"}) {
+		t.Errorf("off are %q", got)
 	}
 }

@@ -30,7 +30,7 @@ type Result struct {
 	Runtime    string `json:"runtime"`    // containerd 1.7.24
 	Multus     string `json:"multus"`     // 4.3.0
 	Story      string `json:"story"`      // [Holds], [Fails] or [Unbuilt]
-	// GatesOff are the feature gates that pools of the story need and that are off, sorted.
+	// GatesOff are the feature gates that DevicePools may need and that are off, sorted.
 	GatesOff []string `json:"gatesOff,omitempty"`
 	// Commit is the project's, and Date the day of the run. Both are empty if that is not known.
 	Commit string `json:"commit,omitempty"`
