@@ -76,7 +76,20 @@ func openSocket(index int) (socket int, err error) {
 
 // Send sends an Ethernet frame.
 func (w *Wire) Send(frame []byte) error {
-	return unix.Sendto(w.socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: w.index, Halen: 6})
+	return whileFull(time.Second, func() error {
+		return unix.Sendto(w.socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: w.index, Halen: 6})
+	})
+}
+
+// whileFull sends again until the limit while the kernel drops the frame because a queue is full
+// (ENOBUFS in packet(7)), as queues of a busy host are now and then.
+func whileFull(limit time.Duration, send func() error) error {
+	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
+		err := send()
+		if !errors.Is(err, unix.ENOBUFS) || time.Since(begin) >= limit {
+			return err
+		}
+	}
 }
 
 // Frames has the frames that arrive at the netdev.
