@@ -73,7 +73,7 @@ ended.`,
 		},
 	}
 
-	cmd.Flags().StringVar(&client.Socket, "socket", "", "that of --ready-socket of the agent")
+	cmd.Flags().StringVar(&client.Socket, "socket", "", "the agent's --ready-socket")
 	_ = cmd.MarkFlagRequired("socket")
 
 	return cmd

@@ -128,7 +128,7 @@ func checkMeta(data []byte, pageSize, id uint64) (meta, error) {
 	case order.Uint64(b[56:]) != sum.Sum64():
 		return meta{}, errors.New("checksum is wrong")
 	case uint64(order.Uint32(b[8:])) != pageSize:
-		return meta{}, errors.New("page size is not that of the other one")
+		return meta{}, errors.New("page size differs from the other one")
 	}
 
 	return meta{

@@ -76,8 +76,8 @@ func TestDevicePools(t *testing.T) {
 	c.reports("fast", nodes{"n1": healthy(8), "n2": healthy(4), "n3": {}})
 	reason(v1alpha1.ReasonPublished, "12 Functions on 2 nodes", 12, 12, 2)
 	c.reports("fast",
-		nodes{"n1": healthy(8), "n2": {Error: "resource a.example/b is that of DevicePool first"}})
-	reason(v1alpha1.ReasonInvalidConfig, n2+": resource a.example/b is that of DevicePool first",
+		nodes{"n1": healthy(8), "n2": {Error: "resource a.example/b belongs to DevicePool first"}})
+	reason(v1alpha1.ReasonInvalidConfig, n2+": resource a.example/b belongs to DevicePool first",
 		8, 8, 1)
 
 	// A pool that works is Ready also where another has some of the Functions that it selects, or
@@ -233,7 +233,7 @@ func TestDevicePoolSupplied(t *testing.T) {
 	})
 
 	reason(v1alpha1.ReasonInUse, "node "+n("n3")+": PF 0000:3b:00.0 Busy; and 1 more")
-	report(nodes{"n1": {Error: "resource a.example/b is that of DevicePool first"}})
+	report(nodes{"n1": {Error: "resource a.example/b belongs to DevicePool first"}})
 	reason(v1alpha1.ReasonInvalidConfig, "Ready")
 	report(nodes{"n1": {Functions: 4}})
 	reason(v1alpha1.ReasonAllMade, "every PF")

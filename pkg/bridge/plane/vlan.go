@@ -21,8 +21,7 @@ const MaxVLAN = 4094
 
 // errNoVLANFiltering is the reason why the VLAN-aware mode is impossible.
 var errNoVLANFiltering = errors.New("the kernel's bridges cannot filter VLANs " +
-	"(CONFIG_BRIDGE_VLAN_FILTERING), or not tell those of one port " +
-	"(Linux 5.6)")
+	"(CONFIG_BRIDGE_VLAN_FILTERING), or cannot report the VLANs of one port (Linux 5.6)")
 
 // filterVLANs makes a bridge filter VLANs. A kernel that cannot may return an error, or ignore the
 // attributes.

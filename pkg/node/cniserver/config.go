@@ -225,7 +225,7 @@ func (p parser) configuration(w *cniRequest, argsMAC string) (errs fieldErrors) 
 	w.vf = errs.vf(n)
 	w.wanted = errs.settings(w.Config)
 	if n.MTU != 0 && (n.MTU < 68 || n.MTU > math.MaxInt32) {
-		errs.add("mtu %d: must be 68 or more, or 0 for that of the network", n.MTU)
+		errs.add("mtu %d: must be 68 or more, or 0 for the network's MTU", n.MTU)
 	}
 
 	if n.PrevResult != nil {

@@ -289,7 +289,7 @@ func TestManagerKeepsServers(t *testing.T) {
 	s.set(named(poolOf("old", vfs("3b:0")...)))
 	s.awaitHealthy("registered", "intel.com/sriov_dpdk", vf0)
 	broken := named(poolOf("broken"))
-	broken.Err = errors.New("DevicePool broken: resource intel.com/sriov_dpdk is that of " +
+	broken.Err = errors.New("DevicePool broken: resource intel.com/sriov_dpdk belongs to " +
 		"DevicePool new")
 	s.set(broken, named(poolOf("new", vfs("3b:0-1")...)))
 	s.awaitHealthy("renamed", "intel.com/sriov_dpdk", vf0, vf1)

@@ -138,7 +138,7 @@ func usable(root *os.Root, name string) (bool, error) {
 	case !names.MatchString(name):
 		return false, errors.New("the name may have letters, digits, _, - and . only")
 	case name == portHook:
-		return false, errors.New("the name is that of the built-in hook; choose another")
+		return false, errors.New("the built-in hook has this name; choose another")
 	}
 
 	return true, changeable(info)

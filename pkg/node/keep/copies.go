@@ -216,8 +216,9 @@ func (c *Copies) Restore() (restored []string, err error) {
 // isUnfinished reports whether a file is one of writeAtomically that was not finished.
 func isUnfinished(name string) bool { return name[0] == '.' }
 
-// writeAtomically replaces a file, so that it is complete after a crash. The name of its temporary
-// file is that of the library, which removes what a killed process has left: "." + name + ".*.tmp".
+// writeAtomically replaces a file, so that it is complete after a crash. Its temporary file is named
+// "." + name + ".*.tmp", as the library names such files, because the library removes what a killed
+// process has left.
 func writeAtomically(path string, data []byte, perm os.FileMode) (err error) {
 	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
 	if err != nil {

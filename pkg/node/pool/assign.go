@@ -183,7 +183,7 @@ func (p *Pool) prepare(resources map[string]string, functions []function.Functio
 			return err
 		}
 		if owner, taken := resources[name]; taken {
-			return fmt.Errorf("spec.devicePlugin.resourceName: resource %s is that of DevicePool "+
+			return fmt.Errorf("spec.devicePlugin.resourceName: resource %s belongs to DevicePool "+
 				"%s: must be another", name, owner)
 		}
 		resources[name] = p.Name

@@ -245,9 +245,9 @@ func TestReporterListsAFewOverlaps(t *testing.T) {
 
 func TestPoolErrorIsReported(t *testing.T) {
 	entry := (&Reporter{Fallbacks: none, Problems: healthy}).entry(
-		Pool{Name: "wide", Err: errors.New("resource a.example/b is that of DevicePool fast")},
+		Pool{Name: "wide", Err: errors.New("resource a.example/b belongs to DevicePool fast")},
 		Supply{})
-	if entry == nil || entry.Error != "resource a.example/b is that of DevicePool fast" {
+	if entry == nil || entry.Error != "resource a.example/b belongs to DevicePool fast" {
 		t.Errorf("entry = %+v, want the error", entry)
 	}
 }

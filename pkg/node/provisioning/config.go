@@ -278,7 +278,7 @@ func (n Network) allows(namespace string) bool {
 // unique records the VLAN or VNI of a network, and adds an error if another network has it already.
 func (w *findings) unique(taken map[int32]string, id int32, network string, at *field.Path) {
 	other, exists := taken[id]
-	w.require(!exists, field.Invalid(at, id, "is that of network "+other))
+	w.require(!exists, field.Invalid(at, id, "belongs to network "+other))
 	taken[id] = network
 }
 

@@ -62,7 +62,7 @@ func parseDocuments(content []byte) ([]v1alpha1.DevicePool, error) {
 		if slices.ContainsFunc(out, func(other v1alpha1.DevicePool) bool {
 			return other.Name == devicePool.Name
 		}) {
-			return nil, fmt.Errorf("document %d: metadata.name: %s is that of an earlier document",
+			return nil, fmt.Errorf("document %d: metadata.name: %s belongs to an earlier document",
 				n, devicePool.Name)
 		}
 

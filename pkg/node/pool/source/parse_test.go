@@ -94,7 +94,7 @@ func TestParseErrors(t *testing.T) {
 			`document 1: apiVersion "v1" and kind "ConfigMap": must be xpu.opiproject.org/v1alpha1 and DevicePool`},
 		{"[]", "document 1"},
 		{"a: b: c", "document 1"},
-		{fast + "---\n" + fast, "document 2: metadata.name: fast is that of an earlier document"},
+		{fast + "---\n" + fast, "document 2: metadata.name: fast belongs to an earlier document"},
 		{fast + "--- x\n", "document 1: invalid Yaml document separator"},
 		{strings.Replace(fast, "selectors", "selector", 1), `document 1: `},
 		{strings.Replace(fast, "0-3", "3-0", 1),

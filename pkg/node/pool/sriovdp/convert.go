@@ -110,7 +110,7 @@ func (c *converter) convert(
 	r.ResourcePrefix = cmp.Or(r.ResourcePrefix, c.prefix)
 	name := r.ResourcePrefix + "/" + r.ResourceName
 	if first, taken := c.resources[name]; taken {
-		return false, fmt.Errorf("%s.resourceName: %s is that of %s already", path, name, first)
+		return false, fmt.Errorf("%s.resourceName: %s belongs to %s already", path, name, first)
 	}
 
 	c.resources[name] = path

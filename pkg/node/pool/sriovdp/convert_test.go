@@ -136,7 +136,7 @@ func TestErrors(t *testing.T) {
 		{`{"resourceList": [{"resourceName": "a.b", "selectors": {}}]}`,
 			`resourceList[0].resourceName: "a.b": must be of the characters`},
 		{`{"resourceList": [{"resourceName": "a", "selectors": {}}, {"resourcePrefix": "intel.com", "resourceName": "a", "selectors": {}}]}`,
-			`resourceList[1].resourceName: intel.com/a is that of resourceList[0] already`},
+			`resourceList[1].resourceName: intel.com/a belongs to resourceList[0] already`},
 		{
 			`{"resourceList": [{"resourceName": "a", "selectors": [{"isRdma": true, "vdpaType": "vhost"}]}]}`, `resourceList[0].selectors[0].vdpaType: cannot be together with isRdma`,
 		},
