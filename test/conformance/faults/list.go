@@ -262,7 +262,7 @@ func networkFaults() []Fault {
 		{"networks with ports are deleted", "	if user.ID == \"\" {\n		return nil",
 			"	if user.ID != \"x\" {\n		return nil",
 			"L2-CORE/logical-bridge/with-a-port-is-not-deleted"},
-		{"VXLAN is not removed", "return c.plane.RemoveNetwork(id)", "return nil",
+		{"VXLAN is not removed", "c.plane.RemoveNetwork(id)", "error(nil)",
 			"L2-OVERLAY/logical-bridge/vni-is-free-after-delete"},
 		{"masks of networks are not heeded", "req.GetUpdateMask(),", "nil,",
 			"L2-CORE/logical-bridge/update-with-mask-leaves-other-fields"},
@@ -366,8 +366,8 @@ func otherFaults() []Fault {
 		{"errors have two reasons", "Domain: Domain})",
 			"Domain: Domain}, &errdetails.ErrorInfo{Reason: \"ERROR\", Domain: Domain})",
 			"AIP/.*/error-duplicate-has-one-reason-of-the-form"},
-		{"errors have no text", "withReason(status.Newf(code, format, args...), reason)",
-			"withReason(status.New(code, fmt.Sprintf(format, args...)[:0]), reason)",
+		{"errors have no text", "withReason(status.New(code, text), reason)",
+			"withReason(status.New(code, text[:0]), reason)",
 			"AIP/.*/error-missing-has-a-message"},
 	}...)
 
