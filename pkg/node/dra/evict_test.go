@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -38,15 +39,17 @@ const evictingPool = "node1/0000-3b-00-0/fast"
 // second VF.
 type losing struct {
 	pools
-	written  writes
+	written writes
+	journal *journal.Journal
+	record  journal.Attachment
+	changes chan struct{}
+
+	state    sync.Mutex // guards what follows, which the publisher asks for
 	features devicemodel.Features
-	journal  *journal.Journal
-	record   journal.Attachment
 	// since is when the device went; zero while it is there, or while that is not known.
 	since time.Time
 	// replaced is when a program of the pod lost the device in whose place another one is.
 	replaced time.Time
-	changes  chan struct{}
 }
 
 func newLosing(t *testing.T) *losing {
@@ -84,6 +87,8 @@ func (l *losing) hasWith(change func(*v1alpha1.DevicePoolSpec), functions ...fun
 }
 
 func (l *losing) missingFor(address pci.Address) (time.Duration, bool) {
+	l.state.Lock()
+	defer l.state.Unlock()
 	if l.since.IsZero() || address != l.record.Function.Address {
 		return 0, false
 	}
@@ -91,15 +96,25 @@ func (l *losing) missingFor(address pci.Address) (time.Duration, bool) {
 }
 
 func (l *losing) replacedFor(journal.Attachment) (time.Duration, bool) {
+	l.state.Lock()
+	defer l.state.Unlock()
 	if l.replaced.IsZero() {
 		return 0, false
 	}
 	return time.Since(l.replaced), true
 }
 
+// change changes what the publisher asks for.
+func (l *losing) change(change func()) {
+	l.state.Lock()
+	defer l.state.Unlock()
+	change()
+}
+
 // lose has the pod lose its Function, whose device is gone.
 func (l *losing) lose(t *testing.T) {
-	l.since, l.record.State, l.record.LostAt = time.Now(), journal.Lost, time.Now()
+	l.change(func() { l.since = time.Now() })
+	l.record.State, l.record.LostAt = journal.Lost, time.Now()
 	must.Succeed(t, l.journal.Put(l.record))
 	l.has(pooltest.VF(0x3b, 0))
 	l.changes <- struct{}{}
@@ -110,7 +125,10 @@ func (l *losing) publisher(
 ) *Publisher {
 	return &Publisher{
 		Node: "node1", Pools: l.Pools, Health: noProblems(),
-		Features: func() (devicemodel.Features, bool) { return l.features, true },
+		Features: func() (features devicemodel.Features, known bool) {
+			l.change(func() { features = l.features })
+			return features, true
+		},
 		Losses: &Losses{Node: "node1", Journal: l.journal, MissingFor: l.missingFor,
 			Replaced: l.replacedFor},
 		Publish: publish, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t),
@@ -120,8 +138,7 @@ func (l *losing) publisher(
 // devices returns the taints of the devices that were published last.
 func (l *losing) devices() map[string][]resourceapi.DeviceTaint {
 	found := map[string][]resourceapi.DeviceTaint{}
-	last := l.written.all[len(l.written.all)-1]
-	for _, slice := range last.Pools[evictingPool].Slices {
+	for _, slice := range l.written.last().Pools[evictingPool].Slices {
 		for _, d := range slice.Devices {
 			found[d.Name] = d.Taints
 		}
@@ -208,7 +225,7 @@ func TestEvict(t *testing.T) {
 
 				l.lose(t)
 				time.Sleep(debounce)
-				test.change(t, l)
+				l.change(func() { test.change(t, l) })
 				l.changes <- struct{}{}
 				time.Sleep(time.Minute)
 				synctest.Wait()
@@ -221,7 +238,7 @@ func TestEvict(t *testing.T) {
 				if diff := gocmp.Diff(test.want, l.devices()); diff != "" {
 					t.Errorf("after two minutes -want +got:\n%s", diff)
 				}
-				for name := range l.written.all[len(l.written.all)-1].Pools {
+				for name := range l.written.last().Pools {
 					if name != evictingPool {
 						t.Errorf("pool %s is published", name)
 					}

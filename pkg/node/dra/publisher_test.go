@@ -59,6 +59,13 @@ func (w *writes) PublishResources(_ context.Context, r resourceslice.DriverResou
 	return w.err
 }
 
+// last returns what was published last.
+func (w *writes) last() resourceslice.DriverResources {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	return w.all[len(w.all)-1]
+}
+
 func (w *writes) refuse(err error) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
