@@ -159,8 +159,8 @@ func TestAddressBook(t *testing.T) {
 	}
 }
 
-// TestFreeListIsBounded: a pod that is made anew again and again, with an address that it asks for
-// or that is free, does not make the list of free addresses longer.
+// TestFreeListIsBounded: the list of free addresses does not grow when a pod is deleted and created
+// many times, with an address that it asks for or that is free.
 func TestFreeListIsBounded(t *testing.T) {
 	rules, err := rulesOf(&v1alpha1.XPUNetwork{Spec: v1alpha1.XPUNetworkSpec{
 		Subnets: []string{"10.1.0.0/26"},

@@ -293,7 +293,7 @@ func claimsOf(p *corev1.Pod) (names []string, missing string) {
 }
 
 // resourceOfClass returns an extended resource that the pod asks for and that only a DeviceClass can
-// stand for, "" if there is none (KEP-5004). Such a name has the name of the class, and the kubelet
+// stand for, "" if there is none (KEP-5004). Such a resource is named after the class, and the kubelet
 // lets no device plugin register it. The scheduler makes the claim after it has reserved the pod's
 // other claims (Kubernetes 1.37, PreBind of DynamicResources). Of other names it is not known here
 // whether a DeviceClass or a device plugin serves them at the pod's node.

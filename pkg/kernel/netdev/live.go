@@ -244,8 +244,8 @@ func unlikeVLAN(there netlink.Link, index int, want function.VLAN) string {
 // missingRoutes accepts a route in any table, because later plugins move routes (sbr, vrf). It
 // looks for none if the interface is a port of a master that nobody asked for, such as a bond. The
 // kernel drops the routes of an interface that gets a master. Which ones are there again depends on
-// the plugin and its version: vrf 1.9 of containernetworking makes those of the main table anew that
-// have a gateway, in the table of the VRF, and loses the others.
+// the plugin and its version: vrf 1.9 of containernetworking adds the routes of the main table that
+// have a gateway to the table of the VRF, and loses the others.
 func missingRoutes(pod *conn, l *link, a Attached) (d []string, err error) {
 	if l.master != 0 && a.Want.VRF == nil {
 		return nil, nil

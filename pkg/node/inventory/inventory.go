@@ -163,8 +163,8 @@ func (i *Inventory) Driver(id function.ID) (string, error) {
 	return driver, nil
 }
 
-// Inode returns the inode number of the Function's device, by which a later device at the same
-// address is told from it; see [sysfs.Dir.Inode]. The error is an [fs.ErrNotExist] if the kernel
+// Inode returns the inode number of the Function's device. A later device at the same address has
+// another number; see [sysfs.Dir.Inode]. The error is an [fs.ErrNotExist] if the kernel
 // shows other devices and not the Function.
 func (i *Inventory) Inode(id function.ID) (uint64, error) {
 	device, err := i.find(id)

@@ -125,8 +125,8 @@ func (m *Manager) driver(id function.ID) string {
 	return driver
 }
 
-// inode returns the number by which a Function's device is told from a later one, or 0 if it is
-// unknown.
+// inode returns a number that differs between a Function's device and a later one at its address, or
+// 0 if it is unknown.
 func (m *Manager) inode(id function.ID) uint64 {
 	if m.options.Inode == nil {
 		return 0
