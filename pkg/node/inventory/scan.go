@@ -25,8 +25,9 @@ import (
 type reason string
 
 const (
-	reasonAddress  reason = "address"   // the name is no PCI address; skipped
-	reasonDevice   reason = "device"    // the entry cannot be read; skipped
+	reasonAddress reason = "address" // the name is no PCI address; skipped
+	// the entry cannot be read; it stays as last seen, and is skipped if it was never seen
+	reasonDevice   reason = "device"
 	reasonClass    reason = "class"     // skipped
 	reasonID       reason = "id"        // vendor or device; skipped
 	reasonNUMANode reason = "numa_node" // left out
@@ -36,17 +37,17 @@ const (
 	reasonNetdev   reason = "netdev"    // left out
 	reasonCarrier  reason = "carrier"   // left out
 	reasonPhysfn   reason = "physfn"    // a VF without a PF; skipped
-	// a VF without a link from its PF, or a broken link; skipped
+	// a VF without a link from its PF; skipped. One whose link cannot be read stays as last seen.
 	reasonVirtfn reason = "virtfn"
 	reasonParent reason = "parent" // an SF without a PF; skipped
 	// an SF without sfnum, or with the sfnum of another SF; skipped
 	reasonSFNum    reason = "sfnum"
-	reasonLinkType reason = "type"      // of a netdev; left out
-	reasonRDMA     reason = "rdma"      // of a device, or the mode of the system; left out
-	reasonVDPA     reason = "vdpa"      // left out
-	reasonIOMMU    reason = "iommu"     // left out
-	reasonDDP      reason = "ddp"       // left out
-	reasonVFs      reason = "vfs"       // sriov_offset, sriov_stride or sriov_totalvfs; left out
+	reasonLinkType reason = "type"  // of a netdev; left out
+	reasonRDMA     reason = "rdma"  // of a device, or the mode of the system; left out
+	reasonVDPA     reason = "vdpa"  // left out
+	reasonIOMMU    reason = "iommu" // left out
+	reasonDDP      reason = "ddp"   // left out
+	reasonVFs      reason = "vfs"   // their maximum number or place; the last one stays
 	reasonSwitchID reason = "switch_id" // the last one stays
 	reasonVPD      reason = "vpd"       // left out
 	reasonHostUse  reason = "host_use"  // for all netdevs; the last result stays
@@ -75,6 +76,8 @@ type hardware struct {
 	physfn     pci.Address // "" if the device is no VF
 	sriov      bool        // the device can have VFs
 	dataDirect bool        // the device is the Data Direct function of a NIC
+	// vfs are the VFs of a PF as they could last be read. They are nil if they never could be.
+	vfs []sysfs.VF
 	// final is false if a missing attribute may still appear, so that the device must be read
 	// again.
 	final bool
@@ -180,14 +183,16 @@ func (s *scanner) report(entry sysfs.Dir, why reason, err error) {
 func (s *scanner) unread() bool {
 	for p := range s.problems {
 		switch p.why {
-		case reasonDevice, reasonClass, reasonID, reasonNUMANode, reasonDistance, reasonRoot:
+		case reasonDevice, reasonClass, reasonID, reasonNUMANode, reasonDistance, reasonRoot,
+			reasonVirtfn, reasonVFs:
 			return true
 		}
 	}
 	return false
 }
 
-// readHardware updates the known PCI devices. It leaves out devices that cannot be read.
+// readHardware updates the known PCI devices. A device that cannot be read stays as it was last
+// seen. It is left out if it was never seen.
 func (s *scanner) readHardware(entries []string) {
 	known := make(map[pci.Address]*hardware, len(entries))
 	for _, name := range entries {
@@ -198,19 +203,7 @@ func (s *scanner) readHardware(entries []string) {
 			continue
 		}
 
-		dir := s.sysfs.PCI(address)
-		now, err := instanceOf(dir)
-		if err != nil {
-			s.report(dir, reasonDevice, err)
-			continue
-		}
-
-		h := s.known[address]
-		if h == nil || !h.final || h.instance != now {
-			h = s.readDevice(address, now)
-		}
-
-		if h != nil {
+		if h := s.readAgain(address); h != nil {
 			known[address] = h
 		}
 	}
@@ -219,6 +212,32 @@ func (s *scanner) readHardware(entries []string) {
 	isGone := func(address pci.Address) bool { return known[address] == nil }
 	s.cards.forget(isGone)
 	s.ddp.forget(isGone)
+}
+
+// readAgain returns what is known of a device, and reads what is not known yet. It returns nil if the
+// device has to be skipped.
+func (s *scanner) readAgain(address pci.Address) *hardware {
+	dir, before := s.sysfs.PCI(address), s.known[address]
+	now, err := instanceOf(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // it was just being removed
+		return nil
+	case err != nil:
+		s.report(dir, reasonDevice, err)
+		return before
+	case before == nil || before.instance != now:
+		return s.readDevice(address, now)
+	case before.final:
+		return before
+	}
+
+	h := s.readDevice(address, now)
+	if h == nil {
+		return before
+	}
+	h.VFOffset, h.VFStride, h.TotalVFs, h.vfs =
+		before.VFOffset, before.VFStride, before.TotalVFs, before.vfs
+	return h
 }
 
 func instanceOf(path sysfs.Dir) (instance, error) {
@@ -293,7 +312,6 @@ func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 func (s *scanner) findVFs() {
 	for address, h := range s.known {
 		h.Kind, h.PF, h.Index, h.NumVFs = function.PF, address, -1, 0
-		h.VFOffset, h.VFStride, h.TotalVFs = 0, 0, 0
 	}
 	for address, pf := range s.known {
 		if pf.Class == "" || !pf.sriov {
@@ -301,48 +319,73 @@ func (s *scanner) findVFs() {
 		}
 
 		dir := s.sysfs.PCI(address)
-		entries, _, err := dir.Names()
-		s.report(dir, reasonDevice, err)
-		pf.VFOffset, pf.VFStride, pf.TotalVFs = s.vfRouting(dir)
-		for _, name := range entries {
-			index, ok := sysfs.VFIndex(name)
-			if !ok {
-				continue
-			}
-
-			target, err := s.virtfnTarget(dir, name)
-			if err != nil {
-				s.report(dir.Dir(name), reasonVirtfn, err)
-				continue
-			}
-
-			pf.NumVFs++
-			vf := s.known[target]
+		s.readVFRouting(dir, pf)
+		s.readVFs(dir, pf)
+		pf.NumVFs = len(pf.vfs)
+		for _, v := range pf.vfs {
+			vf := s.known[v.Address]
 			if vf == nil || vf.Class == "" || vf.physfn != address && vf.physfn != "" {
 				continue // the problem is reported for the VF
 			}
 
-			if vf.Kind == function.PF || index < vf.Index {
-				vf.Kind, vf.PF, vf.Index = function.VF, address, index
+			if vf.Kind == function.PF || v.Index < vf.Index {
+				vf.Kind, vf.PF, vf.Index = function.VF, address, v.Index
 			}
 		}
 	}
 }
 
-// vfRouting reads where a PF's VFs are and how many it can have. Old kernels do not show where they
-// are.
-func (s *scanner) vfRouting(pf sysfs.Dir) (offset, stride, total int) {
-	var errs [3]error
-	offset, errs[0] = pf.Number("sriov_offset")
-	stride, errs[1] = pf.Number("sriov_stride")
-	total, errs[2] = pf.Number("sriov_totalvfs")
-	for _, err := range errs {
-		if !errors.Is(err, fs.ErrNotExist) {
-			s.report(pf, reasonVFs, err)
-		}
+// readVFs reads the VFs of a PF. They stay as they were if the PF's directory cannot be read, and so
+// does each of them whose link cannot be read: this says nothing about the VFs.
+func (s *scanner) readVFs(dir sysfs.Dir, pf *hardware) {
+	entries, _, err := dir.Names()
+	if err != nil {
+		s.report(dir, reasonDevice, fmt.Errorf("its VFs stay as last seen: %w", err))
+		return
 	}
 
-	return offset, stride, total
+	before := pf.vfs
+	pf.vfs = []sysfs.VF{}
+	for _, name := range entries {
+		index, ok := sysfs.VFIndex(name)
+		if !ok {
+			continue
+		}
+
+		target, err := s.virtfnTarget(dir, name)
+		s.report(dir.Dir(name), reasonVirtfn, err)
+		switch {
+		case err == nil:
+			pf.vfs = append(pf.vfs, sysfs.VF{Index: index, Address: target})
+		case !errors.Is(err, fs.ErrNotExist):
+			for _, v := range before {
+				if v.Index == index {
+					pf.vfs = append(pf.vfs, v)
+				}
+			}
+		}
+	}
+}
+
+// readVFRouting reads where a PF's VFs are and how many it can have. Old kernels do not show where
+// they are. What cannot be read stays as it was.
+func (s *scanner) readVFRouting(dir sysfs.Dir, pf *hardware) {
+	for _, file := range []struct {
+		name  string
+		value *int
+	}{
+		{"sriov_offset", &pf.VFOffset}, {"sriov_stride", &pf.VFStride},
+		{"sriov_totalvfs", &pf.TotalVFs},
+	} {
+		switch now, err := dir.Number(file.name); {
+		case err == nil:
+			*file.value = now
+		case errors.Is(err, fs.ErrNotExist):
+			*file.value = 0
+		default:
+			s.report(dir, reasonVFs, err)
+		}
+	}
 }
 
 // virtfnTarget returns the VF to which a PF's link leads. The VF exists but need not be known.
@@ -362,9 +405,12 @@ func (s *scanner) pciFunctions() []function.Function {
 	s.pfs = map[pci.Address]function.Function{}
 	for address, h := range s.known {
 		dir := s.sysfs.PCI(address)
-		_, pfExists := s.known[h.physfn]
+		pf, pfExists := s.known[h.physfn]
 		switch {
 		case h.Class == "" || h.Kind == function.VF:
+		case h.sriov && h.vfs == nil: // the problem is reported: it may be in use by its VFs
+		case pfExists && pf.vfs == nil:
+			s.report(dir, reasonVirtfn, fmt.Errorf("the VFs of PF %s cannot be read", h.physfn))
 		case h.physfn == "":
 			s.pfs[address] = s.complete(h.Function, dir, h.instance)
 			functions = append(functions, s.pfs[address])

@@ -18,6 +18,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/hostuse"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // sysfsTree describes a sysfs: files by their path. A content that begins with "-> " is a symbolic
@@ -502,6 +503,76 @@ func TestScanAgain(t *testing.T) {
 		[]function.Function{changed(alone, func(f *function.Function) {
 			f.PFName, f.Netdev = "ens9f0", "ens9f0"
 		})})
+}
+
+// TestUnreadablePF: the VFs of a PF stay as they were last seen while the PF or its links to them
+// cannot be read. A VF that the bus does not list any more is gone all the same.
+func TestUnreadablePF(t *testing.T) {
+	healthy := []function.Function{wantPF(), wantVF(0, "ens3f0v0"), wantVF(1, "")}
+	const pfDir = inTree + "0000:3b:00.0"
+	for name, tt := range map[string]struct {
+		change func(t *testing.T, root string)
+		want   []function.Function
+		why    problem
+	}{
+		"directory": {func(t *testing.T, root string) { // not a directory for now
+			must.Succeed(t, os.Rename(filepath.Join(root, pfDir), filepath.Join(root, "away")))
+			must.Succeed(t, os.WriteFile(filepath.Join(root, pfDir), nil, 0o600))
+		}, healthy, problem{onBus + "0000:3b:00.0", reasonDevice}},
+		"a link": {func(t *testing.T, root string) {
+			sysfsTree{pfDir + "/virtfn0": "no link"}.write(t, root)
+		}, healthy, problem{onBus + "0000:3b:00.0/virtfn0", reasonVirtfn}},
+		"the number of VFs": {func(t *testing.T, root string) {
+			sysfsTree{pfDir + "/sriov_totalvfs": "many"}.write(t, root)
+		}, healthy, problem{onBus + "0000:3b:00.0", reasonVFs}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			host().write(t, root)
+			s := testScanner(root)
+			scanned(t, s)
+			tt.change(t, root)
+			for range 2 {
+				got := scanned(t, s)
+				for _, want := range tt.want {
+					f := got[want.ID.String()]
+					if f.Kind != want.Kind || f.PF != want.PF || f.Index != want.Index ||
+						f.NumVFs != want.NumVFs || f.TotalVFs != want.TotalVFs {
+						t.Errorf("%+v, want it as it was: %+v", f, want)
+					}
+				}
+				if s.problems[tt.why] == nil || !s.unread() {
+					t.Errorf("problems %v, want %v", s.problems, tt.why)
+				}
+			}
+
+			must.Succeed(t, os.Remove(filepath.Join(root, onBus, "0000:3b:01.1")))
+			if got := scanned(t, s); len(got) != 2 {
+				t.Errorf("Functions %v, want them without the VF that is gone", got)
+			}
+		})
+	}
+}
+
+// TestUnreadablePFAtFirst: a PF whose VFs have never been read is not offered, because it may have
+// some, and neither are they. Both are once they can be read.
+func TestUnreadablePFAtFirst(t *testing.T) {
+	root := t.TempDir()
+	host().write(t, root)
+	s := testScanner(root)
+	device := filepath.Join(root, inTree, "0000:3b:00.0")
+	s.readHardware([]string{"0000:3b:00.0", "0000:3b:01.0", "0000:3b:01.1"})
+	must.Succeed(t, os.Rename(device, device+".away"))
+	must.Succeed(t, os.WriteFile(device, nil, 0o600))
+	if got := scanned(t, s); len(got) != 0 || len(s.problems) == 0 || !s.unread() {
+		t.Errorf("Functions %v with problems %v, want none", got, s.problems)
+	}
+
+	must.Succeed(t, os.Remove(device))
+	must.Succeed(t, os.Rename(device+".away", device))
+	if got := scanned(t, s); len(got) != 3 || len(s.problems) > 0 {
+		t.Errorf("Functions %v with problems %v, want all", got, s.problems)
+	}
 }
 
 func TestPCIeRootAsKubernetesSeesIt(t *testing.T) {
