@@ -138,9 +138,11 @@ func newScanner(options Options) *scanner {
 func (s *scanner) scan() ([]function.Function, error) {
 	s.problems = map[problem]error{}
 	bus := s.sysfs.Dir(sysfs.PCIDevices)
-	entries, exists, err := bus.Names()
-	if err == nil && !exists && len(s.known) > 0 {
-		err = fmt.Errorf("%s: the bus had %d devices and is not there any more", bus, len(s.known))
+	entries, _, err := bus.Names()
+	// A sysfs without any PCI device does not show the host's devices, as for [sysfs.Root.Gone]. Not
+	// all of them were removed: a PCI bus keeps its host bridge.
+	if err == nil && len(entries) == 0 && len(s.known) > 0 {
+		err = fmt.Errorf("%s: the bus had %d devices and shows none any more", bus, len(s.known))
 	}
 	if err != nil {
 		return nil, err

@@ -575,6 +575,37 @@ func TestUnreadablePFAtFirst(t *testing.T) {
 	}
 }
 
+// TestEmptyBus: a bus that had devices and shows none is an error, because a sysfs that is not
+// mounted looks like that. What was known stays for the next scan.
+func TestEmptyBus(t *testing.T) {
+	root := t.TempDir()
+	bus := filepath.Join(root, "bus/pci/devices")
+	must.Succeed(t, os.MkdirAll(bus, 0o755))
+	s := testScanner(root)
+	if got := scanned(t, s); len(got) != 0 {
+		t.Errorf("Functions %v before there are any", got)
+	}
+
+	host().write(t, root)
+	want := scanned(t, s)
+	must.Succeed(t, os.Rename(bus, bus+".away"))
+	for _, step := range []func() error{
+		func() error { return nil }, // unmounted
+		func() error { return os.Mkdir(bus, 0o755) },
+	} {
+		must.Succeed(t, step())
+		if got, err := s.scan(); err == nil || !strings.Contains(err.Error(), "shows none any more") {
+			t.Errorf("Functions %v, error %v, want one that says that there are none", got, err)
+		}
+	}
+
+	must.Succeed(t, os.Remove(bus))
+	must.Succeed(t, os.Rename(bus+".away", bus))
+	if diff := gocmp.Diff(want, scanned(t, s)); diff != "" {
+		t.Errorf("with the bus again (-want +got):\n%s", diff)
+	}
+}
+
 func TestPCIeRootAsKubernetesSeesIt(t *testing.T) {
 	root := t.TempDir()
 	host().write(t, root)
