@@ -131,6 +131,11 @@ func IsDenied(err error) bool {
 	return code == codes.Unauthenticated || code == codes.PermissionDenied
 }
 
+// isForbidden reports whether the agent knows the client and does not allow it the call, which the
+// next attempt will not change. A client that the agent does not know may have a certificate that is
+// being renewed.
+func isForbidden(err error) bool { return status.Code(err) == codes.PermissionDenied }
+
 // outcomeUnknown reports whether the call may have been carried out although it failed.
 func outcomeUnknown(err error) bool {
 	if e, ok := errors.AsType[*Error](err); ok && e.Err == nil {

@@ -15,8 +15,7 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	"github.com/go-logr/logr"
 )
 
 // VRF is a routing domain of an xPU: the gateways in it route between their networks. OPI calls it
@@ -363,7 +362,7 @@ func (c *Client) deleteGatewayOf(ctx context.Context, op, network string) error 
 	}
 
 	_, err := c.agent.Gateway(ctx, id)
-	denied := status.Code(err) == codes.PermissionDenied
+	denied := isForbidden(err)
 	switch err := c.failure(ctx, op, network, err); {
 	// The agent makes no gateways, or makes none for this client. A gateway of somebody else keeps
 	// the network.
@@ -390,13 +389,21 @@ func (c *Client) deleteGatewayOf(ctx context.Context, op, network string) error 
 }
 
 // deleteUnusedVRFs deletes the VRFs of the installation without gateways. A VRF in which a gateway
-// is being made stays.
+// is being made stays. An agent that refuses to tell or to delete them keeps them, which the log of
+// the context says: it would never do more for this client.
 func (c *Client) deleteUnusedVRFs(ctx context.Context) error {
 	if !c.traits.Gateways {
 		return nil
 	}
 
 	vrfs, gateways, err := c.listGateways(ctx)
+	if isForbidden(err) {
+		logr.FromContextOrDiscard(ctx).Info("VRFs of this cluster may be left at the OPI agent, "+
+			"because it does not list VRFs and gateways for this client; delete at the agent those "+
+			"that begin with the mark of the installation", "mark", string(c.installation)+"-",
+			"error", err.Error())
+		return nil
+	}
 	if err != nil || !slices.ContainsFunc(vrfs, func(v VRFStatus) bool {
 		return c.installation.Owns(v.ID)
 	}) {
@@ -415,7 +422,12 @@ func (c *Client) deleteUnusedVRFs(ctx context.Context) error {
 		if !c.installation.Owns(v.ID) || used[v.ID] {
 			continue
 		}
-		if err := c.DeleteVRF(ctx, v.ID); err != nil && !errors.Is(err, ErrInUse) {
+		switch err := c.DeleteVRF(ctx, v.ID); {
+		case isForbidden(err), errors.Is(err, ErrUnsupported):
+			logr.FromContextOrDiscard(ctx).Info("a VRF of this cluster is left at the OPI agent, "+
+				"because it does not delete VRFs for this client; delete it at the agent", "vrf", v.ID,
+				"error", err.Error())
+		case err != nil && !errors.Is(err, ErrInUse):
 			return err
 		}
 	}

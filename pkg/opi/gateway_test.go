@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc/codes"
 
@@ -277,6 +279,54 @@ func TestGatewayNotForThisClient(t *testing.T) {
 	must.Succeed(t, c.EnsureNetwork(t.Context(), blue))
 	a.FailNext("GetSvi", 1, codes.PermissionDenied, "no rule")
 	must.Succeed(t, c.DeleteNetwork(t.Context(), blue.ID))
+}
+
+// TestVRFsNotForThisClient: an agent that refuses to list or to delete VRFs does not keep a network
+// for ever. The VRF that may be left is named in the log. An agent that does not answer is asked
+// again.
+func TestVRFsNotForThisClient(t *testing.T) {
+	for _, test := range []struct {
+		rpc  string
+		code codes.Code
+		says string // in the log; "" for an error
+	}{
+		{"ListVrfs", codes.PermissionDenied, "VRFs of this cluster may be left"},
+		{"ListSvis", codes.PermissionDenied, "VRFs of this cluster may be left"},
+		{"DeleteVrf", codes.PermissionDenied, "net-vrf"},
+		{"DeleteVrf", codes.Unimplemented, "net-vrf"},
+		{"ListVrfs", codes.Unavailable, ""},
+		{"ListVrfs", codes.DeadlineExceeded, ""},
+		{"ListVrfs", codes.Unauthenticated, ""},
+		{"DeleteVrf", codes.Internal, ""},
+	} {
+		t.Run(test.rpc+" "+test.code.String(), func(t *testing.T) {
+			t.Parallel()
+			a, c := likeOPIBridge(t)
+			must.Succeed(t, c.EnsureNetwork(t.Context(), routed("net-vrf", "10.1.0.1/24")))
+			a.FailNext(test.rpc, 1, test.code, "no")
+			var log strings.Builder
+			ctx := logr.NewContext(t.Context(), funcr.New(func(_, args string) {
+				log.WriteString(args)
+			}, funcr.Options{}))
+
+			err := c.DeleteNetwork(ctx, blue.ID)
+			if (err == nil) != (test.says != "") || !strings.Contains(log.String(), test.says) {
+				t.Errorf("error %v and log %q, want %q", err, log.String(), test.says)
+			}
+			if err != nil && log.Len() > 0 {
+				t.Errorf("log %q beside error %v", log.String(), err)
+			}
+			if len(a.Networks())+len(a.Gateways()) > 0 || len(a.VRFs()) != 1 {
+				t.Errorf("left: networks %q, gateways %q, VRFs %q", a.Networks(), a.Gateways(),
+					a.VRFs())
+			}
+
+			must.Succeed(t, c.DeleteNetwork(t.Context(), blue.ID))
+			if len(a.VRFs()) > 0 {
+				t.Errorf("VRFs %q are left after an agent answered", a.VRFs())
+			}
+		})
+	}
 }
 
 // TestSessionGateways: a network whose gateway is not as wanted any more is ensured again.

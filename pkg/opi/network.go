@@ -216,8 +216,9 @@ func (c *Client) ListNetworks(ctx context.Context) ([]NetworkStatus, error) {
 }
 
 // DeleteNetwork returns nil once the agent reports that the network does not exist, nor its gateway
-// and the VRFs of the installation that have no gateway left. The error is ErrInUse while ports use
-// the network. Without [Traits.Networks], it does nothing.
+// and the VRFs of the installation that have no gateway left. VRFs stay at an agent that does not
+// allow this client to list or to delete them. The error is ErrInUse while ports use the network.
+// Without [Traits.Networks], it does nothing.
 func (c *Client) DeleteNetwork(ctx context.Context, id string) error {
 	if !c.traits.Networks {
 		return nil
