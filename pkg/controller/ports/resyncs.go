@@ -12,6 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -63,12 +64,27 @@ func (r *resyncs) setup(mgr ctrl.Manager) error {
 	return reconciling.NewController(mgr, "resync", r.Concurrency).
 		WatchesRawSource(sessions.Source(r.Sessions, sessions.ConnectionChanged,
 			sessions.RequestFor)).
-		Complete(r.Guarded(reconcile.AsReconciler(r.Client, r)))
+		Complete(r.Guarded(r))
 }
 
-// Reconcile is called when the connection to the XPU's agent changed, or when the next comparison
-// is due.
-func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result, error) {
+// Reconcile is called when the connection to the XPU's agent changed, also at its end because the
+// XPU is gone, or when the next comparison is due.
+func (r *resyncs) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var xpu v1alpha1.XPU
+	err := r.Client.Get(ctx, req.NamespacedName, &xpu)
+	if apierrors.IsNotFound(err) {
+		r.seen.Retain(func(o orphan) bool { return o.xpu != req.Name })
+		r.retries.Forget(req)
+		return ctrl.Result{}, nil
+	}
+	if err != nil {
+		return ctrl.Result{}, fmt.Errorf("XPU %s: %w", req.Name, err)
+	}
+	return r.compare(ctx, &xpu)
+}
+
+// compare compares what the XPU's agent has with what is wanted.
+func (r *resyncs) compare(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result, error) {
 	agent := r.Sessions.Connection(xpu.Name).Agent
 	if agent == nil {
 		return ctrl.Result{}, nil // there will be another look

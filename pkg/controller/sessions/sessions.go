@@ -202,8 +202,12 @@ func (s *Sessions) Refuse(xpu, why string) {
 // Forget ends the session of an XPU that is gone.
 func (s *Sessions) Forget(xpu string) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	_, was := s.byXPU[xpu]
 	s.end(xpu)
+	s.mu.Unlock()
+	if was {
+		s.Notify(xpu, ConnectionChanged)
+	}
 }
 
 // end ends the session of an XPU. It needs the lock.

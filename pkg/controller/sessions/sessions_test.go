@@ -54,3 +54,24 @@ func TestFailuresOfXPUThatIsGone(t *testing.T) {
 	}
 	s.running.Wait()
 }
+
+// TestForgetIsNotified: the listeners hear of the end of a session of an XPU that is gone, and not
+// of an XPU that never had one.
+func TestForgetIsNotified(t *testing.T) {
+	s := New(Options{})
+	var heard []string
+	s.listeners = append(s.listeners, func(xpu string, c Change) {
+		if c == ConnectionChanged {
+			heard = append(heard, xpu)
+		}
+	})
+	s.Refuse("card", "no TLS")
+	heard = nil
+	for range 2 {
+		s.Forget("card")
+		s.Forget("never there")
+	}
+	if len(heard) != 1 || heard[0] != "card" {
+		t.Errorf("changes of %q, want one of card", heard)
+	}
+}
