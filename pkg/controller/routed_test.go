@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	"google.golang.org/grpc/codes"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -266,4 +267,21 @@ func TestRoutedOrphans(t *testing.T) {
 	if !opi.Installation("other").Owns(agent.VRFs()[0]) {
 		t.Errorf("VRFs %q are left", agent.VRFs())
 	}
+}
+
+// TestOrphansWithoutGateways: an agent that does not list VRFs and gateways for this client is
+// compared all the same. It loses a network that nobody needs.
+func TestOrphansWithoutGateways(t *testing.T) {
+	c, agent := routing(t)
+	agent.FailNext("ListVrfs", 1_000_000, codes.PermissionDenied, "no rule")
+	left := opi.Network{ID: "net-left", VLAN: 7}
+	must.Succeed(t, someone(t, agent, opitest.Installation).EnsureNetwork(t.Context(), left))
+
+	c.eventually("the network is gone", func() error {
+		if networks := agent.Networks(); len(networks) > 0 {
+			return fmt.Errorf("networks %q", networks)
+		}
+		return nil
+	})
+	c.told("XPU", "card", "OrphanDeleted")
 }
