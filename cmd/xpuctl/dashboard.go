@@ -15,6 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect/explain"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate/pciids"
+	"github.com/opiproject/xpu-device-plugin/pkg/schedule"
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
@@ -60,6 +61,9 @@ If you may not read pods, claims and XPUPorts of all namespaces, those of the na
 func (o *dashboardOptions) run(c *cobra.Command) error {
 	if o.port < 0 || o.port > 65535 {
 		return fmt.Errorf("--port %d: must be between 0 and 65535", o.port)
+	}
+	if _, err := schedule.NewFeatures(schedule.NewestKubernetes, o.gates); err != nil {
+		return err
 	}
 
 	agents, err := newAgents(c.Context(), o.cluster, o.agents)

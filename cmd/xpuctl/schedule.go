@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -141,20 +142,22 @@ func (o *scheduleOptions) run(c *cobra.Command) error {
 		return errors.New("--apply: is for what the cluster has; leave -f, --add, --remove, " +
 			"--taint and --template-node out")
 	}
+	// All that needs no cluster is checked before one is listed, which may take long.
+	if _, err := o.features(cmp.Or(o.kubernetes, schedule.NewestKubernetes)); err != nil {
+		return err
+	}
+	if err := snapshot.CheckWhatIf(o.remove, o.taint, o.like); err != nil {
+		return err
+	}
 
 	from, err := o.snapshot(c)
 	if err != nil {
 		return err
 	}
 
-	features, err := schedule.NewFeatures(o.kubernetes, o.gates)
+	features, err := o.features(o.kubernetes)
 	if err != nil {
 		return err
-	}
-	if features.Unknown != "" && o.apply {
-		return fmt.Errorf("--apply: Kubernetes %s is newer than this program, which does not know what "+
-			"changed; --kubernetes %s binds as the scheduler of that version would", features.Unknown,
-			features.Kubernetes)
 	}
 	for _, note := range []string{features.Note(), features.ListsNote(from.Slices)} {
 		if note != "" {
@@ -187,6 +190,17 @@ func (o *scheduleOptions) run(c *cobra.Command) error {
 	}
 
 	return nil
+}
+
+// features returns the features of the scheduler of a version of Kubernetes.
+func (o *scheduleOptions) features(kubernetes string) (schedule.Features, error) {
+	features, err := schedule.NewFeatures(kubernetes, o.gates)
+	if err == nil && features.Unknown != "" && o.apply {
+		err = fmt.Errorf("--apply: Kubernetes %s is newer than this program, which does not know what "+
+			"changed; --kubernetes %s binds as the scheduler of that version would", features.Unknown,
+			features.Kubernetes)
+	}
+	return features, err
 }
 
 // snapshot reads the objects, applies the what-if flags, and finds out the version of the

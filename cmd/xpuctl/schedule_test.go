@@ -48,6 +48,43 @@ func (n *newerCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// TestFlagsBeforeTheCluster: a flag that is wrong whatever the cluster has is refused before the
+// cluster is asked, which may take minutes.
+func TestFlagsBeforeTheCluster(t *testing.T) {
+	var asked atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		(&newerCluster{}).ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	for _, test := range []struct{ says, command string }{
+		{"must be like 1.37", "schedule --kubernetes abc"},
+		{"the oldest is 1.34", "schedule --kubernetes 1.20"},
+		{"is newer than this program", "schedule --apply --kubernetes v1.98.0"},
+		{"unrecognized feature gate: Wings", "schedule --feature-gates Wings=true"},
+		{"must be PLACE:KEY", "schedule --taint node1"},
+		{"has no key", "schedule --taint node=node1::NoSchedule"},
+		{"must be NoSchedule, PreferNoSchedule", "schedule --taint node=node1:down:Never"},
+		{"must be None, NoSchedule", "schedule --taint driver=a:down:Never"},
+		{`place "rack=1"`, "schedule --taint rack=1:down:NoSchedule"},
+		{"the kind must be one of", "schedule --remove rack/1"},
+		{"the number must be 1-1000", "schedule --template-node node1=many"},
+		{"unrecognized feature gate: Wings", "explain pod web --feature-gates Wings=true"},
+		{"unrecognized feature gate: Wings", "dashboard --feature-gates Wings=true"},
+		{"must be card, node, pf or xpu", "cordon rack 1"},
+	} {
+		t.Run(test.command, func(t *testing.T) {
+			_, _, err := run("", append(strings.Fields(test.command), "--server", server.URL)...)
+			if err == nil || !strings.Contains(err.Error(), test.says) {
+				t.Errorf("error %v, want %q", err, test.says)
+			}
+			if n := asked.Swap(0); n > 0 {
+				t.Errorf("the cluster was asked %d times", n)
+			}
+		})
+	}
+}
+
 // TestApplyToNewerKubernetes: what a newer scheduler would do is unknown, so nothing is bound unless
 // the user names the version as whose scheduler xpuctl is to decide.
 func TestApplyToNewerKubernetes(t *testing.T) {

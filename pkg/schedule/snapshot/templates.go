@@ -22,14 +22,9 @@ const mostLike = 1000
 // copies of the pods of DaemonSets on it. A pool of the copies has the suffix of the Node in its
 // name, too. Devices that the pods of DaemonSets have on the Node are left out of the copies.
 func (s *Snapshot) AddLike(argument string) error {
-	of, text, given := strings.Cut(argument, "=")
-	number := 1
-	if given {
-		n, err := strconv.Atoi(text)
-		if err != nil || n < 1 || n > mostLike {
-			return fmt.Errorf("template node %s: the number must be 1-%d", argument, mostLike)
-		}
-		number = n
+	of, number, err := parseLike(argument)
+	if err != nil {
+		return err
 	}
 
 	i := slices.IndexFunc(s.Nodes, isNamed[*corev1.Node](name{"Node", "", of}))
@@ -44,6 +39,17 @@ func (s *Snapshot) AddLike(argument string) error {
 	}
 
 	return nil
+}
+
+func parseLike(argument string) (node string, number int, err error) {
+	node, text, given := strings.Cut(argument, "=")
+	if !given {
+		return node, 1, nil
+	}
+	if number, err = strconv.Atoi(text); err != nil || number < 1 || number > mostLike {
+		return "", 0, fmt.Errorf("template node %s: the number must be 1-%d", argument, mostLike)
+	}
+	return node, number, nil
 }
 
 func (s *Snapshot) addLike(template *corev1.Node, suffix string) error {

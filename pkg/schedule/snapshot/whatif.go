@@ -13,6 +13,27 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+// CheckWhatIf returns what is wrong with arguments of [Snapshot.Remove], [Snapshot.Taint] and
+// [Snapshot.AddLike], whatever objects there are.
+func CheckWhatIf(remove, taint, like []string) error {
+	for _, reference := range remove {
+		if _, err := new(Snapshot).remover(reference); err != nil {
+			return err
+		}
+	}
+	for _, text := range taint {
+		if _, err := parseTaint(text); err != nil {
+			return fmt.Errorf("taint %s: %w", text, err)
+		}
+	}
+	for _, argument := range like {
+		if _, _, err := parseLike(argument); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Remove removes an object. The reference is KIND/NAME or KIND/NAMESPACE/NAME, for example
 // node/worker-1. The kind is one of node, pod, deviceclass, resourceslice, resourceclaim,
 // resourceclaimtemplate and devicetaintrule.
@@ -20,7 +41,23 @@ import (
 // Removing a node also removes its ResourceSlices and the pods of DaemonSets on it. Its other pods,
 // and pods of claims with devices there, become pending again.
 func (s *Snapshot) Remove(reference string) error {
+	remove, err := s.remover(reference)
+	if err != nil {
+		return err
+	}
+
 	kind, object, _ := strings.Cut(reference, "/")
+	namespace, object := splitName(kind, object)
+	if !remove(namespace, object) {
+		return fmt.Errorf("remove %s: there is none of that name", reference)
+	}
+
+	return nil
+}
+
+// remover returns what removes an object of the kind of a reference.
+func (s *Snapshot) remover(reference string) (func(namespace, name string) bool, error) {
+	kind, _, _ := strings.Cut(reference, "/")
 	remove, known := map[string]func(namespace, name string) bool{
 		"node":                  s.removeNode,
 		"pod":                   s.removePod,
@@ -32,17 +69,12 @@ func (s *Snapshot) Remove(reference string) error {
 	}[strings.ToLower(kind)]
 
 	if !known {
-		return fmt.Errorf("remove %s: the kind must be one of node, pod, deviceclass, "+
+		return nil, fmt.Errorf("remove %s: the kind must be one of node, pod, deviceclass, "+
 			"resourceslice, resourceclaim, "+
 			"resourceclaimtemplate and devicetaintrule, as in node/worker-1", reference)
 	}
 
-	namespace, object := splitName(kind, object)
-	if !remove(namespace, object) {
-		return fmt.Errorf("remove %s: there is none of that name", reference)
-	}
-
-	return nil
+	return remove, nil
 }
 
 func splitName(kind, object string) (namespace, name string) {
@@ -142,42 +174,65 @@ func (s *Snapshot) Taint(taint string) error {
 	return nil
 }
 
-func (s *Snapshot) taint(taint string) error {
-	parts := strings.Split(taint, ":")
-	if len(parts) != 3 {
-		return errors.New("must be PLACE:KEY[=VALUE]:EFFECT, as in " +
-			"node=worker-1:maintenance:NoSchedule")
-	}
-
-	key, value, _ := strings.Cut(parts[1], "=")
-	if key == "" {
-		return errors.New("has no key")
-	}
-	if node, isNode := strings.CutPrefix(parts[0], "node="); isNode {
-		return s.taintNode(node,
-			corev1.Taint{Key: key, Value: value, Effect: corev1.TaintEffect(parts[2])})
-	}
-
-	selector, err := parseDevices(parts[0])
-	if err != nil {
+func (s *Snapshot) taint(text string) error {
+	taint, err := parseTaint(text)
+	switch {
+	case err != nil:
 		return err
+	case taint.devices == nil:
+		return s.taintNode(taint.node, corev1.Taint{
+			Key: taint.key, Value: taint.value, Effect: corev1.TaintEffect(taint.effect),
+		})
+	case !s.hasDevice(taint.devices):
+		return errors.New("no ResourceSlice has such a device")
 	}
 
 	rule := &resourceapi.DeviceTaintRule{}
 	rule.Name = fmt.Sprintf("what-if-%d", len(s.TaintRules))
-	rule.Spec.DeviceSelector = selector
+	rule.Spec.DeviceSelector = taint.devices
 	rule.Spec.Taint = resourceapi.DeviceTaint{
-		Key: key, Value: value, Effect: resourceapi.DeviceTaintEffect(parts[2]),
+		Key: taint.key, Value: taint.value, Effect: resourceapi.DeviceTaintEffect(taint.effect),
 	}
-	if err := knownEffect("effect", rule.Spec.Taint.Effect); err != nil {
-		return err
-	}
-
-	if !s.hasDevice(selector) {
-		return errors.New("no ResourceSlice has such a device")
-	}
-
 	return s.Put(rule)
+}
+
+// whatIfTaint is a taint of a node, or of devices.
+type whatIfTaint struct {
+	node               string
+	devices            *resourceapi.DeviceTaintSelector // nil for a node
+	key, value, effect string
+}
+
+func parseTaint(text string) (taint whatIfTaint, err error) {
+	parts := strings.Split(text, ":")
+	if len(parts) != 3 {
+		return taint, errors.New("must be PLACE:KEY[=VALUE]:EFFECT, as in " +
+			"node=worker-1:maintenance:NoSchedule")
+	}
+
+	taint.key, taint.value, _ = strings.Cut(parts[1], "=")
+	taint.effect = parts[2]
+	if taint.key == "" {
+		return taint, errors.New("has no key")
+	}
+	if node, isNode := strings.CutPrefix(parts[0], "node="); isNode {
+		taint.node = node
+		return taint, knownNodeEffect(corev1.TaintEffect(taint.effect))
+	}
+
+	if taint.devices, err = parseDevices(parts[0]); err != nil {
+		return taint, err
+	}
+	return taint, knownEffect("effect", resourceapi.DeviceTaintEffect(taint.effect))
+}
+
+func knownNodeEffect(effect corev1.TaintEffect) error {
+	switch effect {
+	case corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute,
+		corev1.TaintEffectPreferNoSchedule:
+		return nil
+	}
+	return fmt.Errorf("effect: is %q, must be NoSchedule, PreferNoSchedule or NoExecute", effect)
 }
 
 // hasDevice reports whether a selector matches a device.
@@ -193,14 +248,6 @@ func (s *Snapshot) hasDevice(selector *resourceapi.DeviceTaintSelector) bool {
 }
 
 func (s *Snapshot) taintNode(node string, taint corev1.Taint) error {
-	switch taint.Effect {
-	case corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute,
-		corev1.TaintEffectPreferNoSchedule:
-	default:
-		return fmt.Errorf("effect: is %q, must be NoSchedule, PreferNoSchedule or NoExecute",
-			taint.Effect)
-	}
-
 	i := slices.IndexFunc(s.Nodes, isNamed[*corev1.Node](name{"Node", "", node}))
 	if i < 0 {
 		return fmt.Errorf("there is no Node %s", node)
