@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -89,12 +90,66 @@ func (o *reportOptions) run(c *cobra.Command) error {
 		chosen = append(chosen, f)
 	}
 
-	p, err := o.probe(c, state, chosen)
+	return o.report(c, func() (personality.Personality, error) {
+		return o.probe(c, state, chosen)
+	})
+}
+
+// report writes what probe finds. It opens the file first, because probes take minutes.
+func (o *reportOptions) report(
+	c *cobra.Command, probe func() (personality.Personality, error),
+) error {
+	file, err := openReport(o.file)
 	if err != nil {
-		return err
+		return fmt.Errorf("--output-file: %w", err)
 	}
 
-	return o.write(c, p)
+	p, err := probe()
+	if err == nil {
+		err = o.write(c, file, p)
+	}
+	return file.end(err)
+}
+
+// reportFile is the file of a report. It stays as it was until the report is written, and is removed
+// after a failure if it did not exist.
+type reportFile struct {
+	*os.File // nil for standard output
+	isNew    bool
+}
+
+func openReport(name string) (reportFile, error) {
+	if name == "-" {
+		return reportFile{}, nil
+	}
+	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if errors.Is(err, fs.ErrExist) {
+		file, err = os.OpenFile(name, os.O_WRONLY, 0)
+		return reportFile{file, false}, err
+	}
+	return reportFile{file, true}, err
+}
+
+// replace writes the content in place of the present one.
+func (f reportFile) replace(content []byte) error {
+	if info, err := f.Stat(); err != nil || info.Mode().IsRegular() {
+		if err := errors.Join(err, f.Truncate(0)); err != nil {
+			return err
+		}
+	}
+	_, err := f.Write(content)
+	return err
+}
+
+// end closes the file. err is the outcome of the report.
+func (f reportFile) end(err error) error {
+	if f.File == nil {
+		return err
+	}
+	if err = errors.Join(err, f.Close()); err != nil && f.isNew {
+		err = errors.Join(err, os.Remove(f.Name()))
+	}
+	return err
 }
 
 // listVFs lists which VFs could be probed, and why the others cannot.
@@ -169,8 +224,10 @@ func reasonNotFree(f nodestate.Function) string {
 	return inUseOnHost(f.Netdev)
 }
 
-// write writes the personality to a file, and prints its table row.
-func (o *reportOptions) write(c *cobra.Command, p personality.Personality) error {
+// write writes the personality to the file, and prints its table row.
+func (o *reportOptions) write(
+	c *cobra.Command, file reportFile, p personality.Personality,
+) error {
 	content, err := p.Marshal()
 	if err != nil {
 		return err
@@ -182,11 +239,11 @@ func (o *reportOptions) write(c *cobra.Command, p personality.Personality) error
 	said := c.ErrOrStderr()
 	fmt.Fprintf(said, "\nRow of docs/reference/hardware.md:\n\n%s%s\n",
 		personality.Header(), p.Row())
-	if o.file == "-" {
+	if file.File == nil {
 		_, err = terminal.Raw(c.OutOrStdout()).Write(content)
 		return err
 	}
-	if err := os.WriteFile(o.file, content, 0o644); err != nil {
+	if err := file.replace(content); err != nil {
 		return err
 	}
 
