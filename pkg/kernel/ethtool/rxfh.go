@@ -5,6 +5,7 @@ package ethtool
 import (
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"runtime"
@@ -30,12 +31,11 @@ func (c *Conn) ioctlRSS(index int, to map[string]string) error {
 	if c.socket == nil {
 		return unix.EOPNOTSUPP
 	}
-	// A kernel that reports a transformation takes 0 for none, and not for no change.
-	if _, given := to[transformation]; !given {
-		if now, err := c.Read(index, "RSS"); err == nil && now[transformation] != "" {
-			to = maps.Clone(to)
-			to[transformation] = now[transformation]
-		}
+	to, err := withTransformation(to, func() (map[string]string, error) {
+		return c.Read(index, "RSS")
+	})
+	if err != nil {
+		return err
 	}
 	config, err := rxfhOf(to)
 	if err != nil {
@@ -71,6 +71,30 @@ func (c *Conn) ioctlRSS(index int, to map[string]string) error {
 
 // transformation is the name of a setting of the group RSS.
 const transformation = "input transformation"
+
+// withTransformation adds the present transformation to settings that have none, because a kernel
+// that reports a transformation takes 0 for none, and not for no change. read reads the present
+// settings. A kernel that does not have this read by netlink is older than transformations. If the
+// read fails otherwise, nothing may be changed.
+func withTransformation(
+	to map[string]string, read func() (map[string]string, error),
+) (map[string]string, error) {
+	if _, given := to[transformation]; given {
+		return to, nil
+	}
+
+	now, err := read()
+	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, fmt.Errorf("%s, which must stay: %w", transformation, err)
+	}
+	if now[transformation] == "" {
+		return to, nil
+	}
+
+	all := maps.Clone(to)
+	all[transformation] = now[transformation]
+	return all, nil
+}
 
 // rxfhOf returns struct ethtool_rxfh with settings of the group RSS. What is not among them stays
 // as it is, but for the transformation.

@@ -5,11 +5,52 @@ package ethtool
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
+
+// TestTransformationStays: a change of another setting keeps the transformation, and is not made
+// while it is unknown.
+func TestTransformationStays(t *testing.T) {
+	for name, test := range map[string]struct {
+		to, now map[string]string
+		failure error
+		want    string
+		fails   bool
+	}{
+		"given": {
+			to: map[string]string{transformation: "0", "hash function": "1"}, failure: unix.EIO,
+			want: "0",
+		},
+		"known":        {now: map[string]string{transformation: "1", "hash function": "2"}, want: "1"},
+		"not reported": {now: map[string]string{"hash function": "2"}},
+		"no netlink":   {failure: fmt.Errorf("ethtool RSS: %w", unix.EOPNOTSUPP)},
+		"unreadable":   {failure: fmt.Errorf("ethtool RSS: %w", unix.EBUSY), fails: true},
+	} {
+		to := test.to
+		if to == nil {
+			to = map[string]string{"hash function": "1"}
+		}
+		got, err := withTransformation(to, func() (map[string]string, error) {
+			return test.now, test.failure
+		})
+		if errors.Is(err, unix.EBUSY) != test.fails || err != nil && !test.fails {
+			t.Errorf("%s: error %v", name, err)
+		}
+		if err == nil && (got[transformation] != test.want || got["hash function"] != "1") {
+			t.Errorf("%s: settings %v, want transformation %q", name, got, test.want)
+		}
+		if _, changed := to[transformation]; changed && test.to == nil {
+			t.Errorf("%s: the caller's settings were changed", name)
+		}
+	}
+}
 
 // TestRXFH checks the layout of struct ethtool_rxfh, in which 0 or ETH_RXFH_INDIR_NO_CHANGE mean that
 // a setting stays.
