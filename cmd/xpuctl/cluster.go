@@ -80,7 +80,8 @@ func (f *clusterFlags) isGiven() bool {
 	return f.kubeconfig != "" || f.overrides.CurrentContext != ""
 }
 
-// isConfigured reports whether flags, $KUBECONFIG or the user's kubeconfig name a cluster.
+// isConfigured reports whether flags, $KUBECONFIG, the user's kubeconfig, $KUBERNETES_MASTER or the
+// pod in which xpuctl runs name a cluster.
 func (f *clusterFlags) isConfigured() bool {
 	if f.isGiven() || f.overrides.ClusterInfo.Server != "" {
 		return true
@@ -89,8 +90,12 @@ func (f *clusterFlags) isConfigured() bool {
 	if err != nil {
 		return false
 	}
-	config, err := loaded.RawConfig()
-	return err != nil || len(config.Contexts) > 0 // who asks will see the error
+	raw, err := loaded.RawConfig()
+	if err != nil || len(raw.Contexts) > 0 {
+		return true // who asks will see the error
+	}
+	config, err := loaded.ClientConfig()
+	return err != nil || config.Host != defaultServer
 }
 
 // namespace returns the namespace of --namespace, or else the kubeconfig's.
