@@ -24,26 +24,33 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
-// ready returns the status and reason of the condition Ready, and notes if it is not True.
-func ready(conditions []metav1.Condition) (status, reason string, notes []string) {
-	c := v1alpha1.ReadyOf(conditions)
-	return cmp.Or(string(c.Status), string(metav1.ConditionUnknown)), c.Reason, notesOf(conditions)
+// rowOf returns a row with what the conditions of an object say, and the status of its condition
+// Ready.
+func rowOf(conditions []metav1.Condition) (row Row, ready string) {
+	row.Notes, row.Remarks = judge(conditions)
+	return row, cmp.Or(string(v1alpha1.ReadyOf(conditions).Status), string(metav1.ConditionUnknown))
 }
 
-// notesOf returns the messages of conditions that are not True.
-func notesOf(conditions []metav1.Condition) []string {
+// judge returns the messages of conditions that are not True. Of an object that is Ready these are
+// problems only if its devices lack something. Other conditions that stay False as long as an OPI
+// agent or the cluster cannot do something, such as Verified and Supported, are remarks.
+func judge(conditions []metav1.Condition) (problems, remarks []string) {
 	if len(conditions) == 0 {
-		return []string{"nobody has looked at it yet: is xpu-controller running?"}
+		return []string{"nobody has looked at it yet: is xpu-controller running?"}, nil
 	}
 
-	var notes []string
+	isReady := v1alpha1.ReadyOf(conditions).Status == metav1.ConditionTrue
 	for _, c := range conditions {
-		if c.Status != metav1.ConditionTrue {
-			notes = append(notes, noteOf(c))
+		switch {
+		case c.Status == metav1.ConditionTrue:
+		case isReady && c.Type != v1alpha1.ConditionSupplied && c.Type != v1alpha1.ConditionCard:
+			remarks = append(remarks, noteOf(c))
+		default:
+			problems = append(problems, noteOf(c))
 		}
 	}
 
-	return notes
+	return problems, remarks
 }
 
 // noteOf returns what a condition says.
@@ -112,7 +119,7 @@ func Pools(
 
 	for i := range pools.Items {
 		p := &pools.Items[i]
-		status, _, notes := ready(p.Status.Conditions)
+		row, ready := rowOf(p.Status.Conditions)
 		resource, provision := resourceOf(p), string(p.Spec.Provision)
 		taken := strconv.Itoa(allocated[p.Name])
 		if resource != "" {
@@ -122,18 +129,18 @@ func Pools(
 		}
 		if resource != "" && !known {
 			taken = "?"
-			notes = append(notes, "how many are allocated is not known, because you may not list pods")
+			row.Remarks = append(row.Remarks,
+				"how many are allocated is not known, because you may not list pods")
 		}
 
-		table.Rows = append(table.Rows, Row{
-			Cells: []string{
-				p.Name, string(p.Spec.Publish), provision, p.Spec.Network,
-				fmt.Sprint(p.Status.NodeCount),
-				fmt.Sprint(p.Status.Functions), fmt.Sprint(p.Status.Healthy), taken, status,
-				age(p, now), number(p.Spec.Priority), resource,
-			},
-			Notes: slices.Concat(notes, deletionNotes(p), nodeNotes(p, nodes.Items)),
-		})
+		row.Cells = []string{
+			p.Name, string(p.Spec.Publish), provision, p.Spec.Network,
+			fmt.Sprint(p.Status.NodeCount),
+			fmt.Sprint(p.Status.Functions), fmt.Sprint(p.Status.Healthy), taken, ready,
+			age(p, now), number(p.Spec.Priority), resource,
+		}
+		row.Notes = slices.Concat(row.Notes, deletionNotes(p), nodeNotes(p, nodes.Items))
+		table.Rows = append(table.Rows, row)
 	}
 
 	return &pools, table, nil
@@ -281,16 +288,15 @@ func Ports(
 
 	for i := range ports.Items {
 		p := &ports.Items[i]
-		status, _, notes := ready(p.Status.Conditions)
-		table.Rows = append(table.Rows, Row{
-			Cells: []string{
-				p.Namespace, p.Name, p.Spec.NodeName, claim.FunctionOf(p.Spec.Function).String(),
-				strings.Join(p.Spec.AllNetworks(), ","), owner(p),
-				strings.Join(addressesOf(p), ","), status,
-				age(p, now), p.Spec.XPU, p.Spec.MAC, p.Status.BridgePort,
-			},
-			Notes: slices.Concat(notes, deletionNotes(p)),
-		})
+		row, ready := rowOf(p.Status.Conditions)
+		row.Cells = []string{
+			p.Namespace, p.Name, p.Spec.NodeName, claim.FunctionOf(p.Spec.Function).String(),
+			strings.Join(p.Spec.AllNetworks(), ","), owner(p),
+			strings.Join(addressesOf(p), ","), ready,
+			age(p, now), p.Spec.XPU, p.Spec.MAC, p.Status.BridgePort,
+		}
+		row.Notes = append(row.Notes, deletionNotes(p)...)
+		table.Rows = append(table.Rows, row)
 	}
 
 	return &ports, table, nil
@@ -341,21 +347,20 @@ func Networks(
 
 	for i := range networks.Items {
 		n := &networks.Items[i]
-		status, _, notes := ready(n.Status.Conditions)
+		row, ready := rowOf(n.Status.Conditions)
 		for _, failure := range n.Status.Failures {
-			notes = append(notes, "XPU "+failure.XPU+": "+failure.Message)
+			row.Notes = append(row.Notes, "XPU "+failure.XPU+": "+failure.Message)
 		}
 
-		table.Rows = append(table.Rows, Row{
-			Cells: []string{
-				n.Name, number(n.Spec.VLAN), number(ptr.Deref(n.Spec.VNI, 0)),
-				number(ptr.Deref(n.Spec.MTU, 0)), strings.Join(n.Spec.Subnets, ","),
-				strconv.Itoa(joined[n.Name]),
-				fmt.Sprintf("%d/%d", n.Status.ReadyXPUs, n.Status.XPUs), status, age(n, now),
-				allowed(n), vrfOf(n),
-			},
-			Notes: slices.Concat(notes, deletionNotes(n)),
-		})
+		row.Cells = []string{
+			n.Name, number(n.Spec.VLAN), number(ptr.Deref(n.Spec.VNI, 0)),
+			number(ptr.Deref(n.Spec.MTU, 0)), strings.Join(n.Spec.Subnets, ","),
+			strconv.Itoa(joined[n.Name]),
+			fmt.Sprintf("%d/%d", n.Status.ReadyXPUs, n.Status.XPUs), ready, age(n, now),
+			allowed(n), vrfOf(n),
+		}
+		row.Notes = append(row.Notes, deletionNotes(n)...)
+		table.Rows = append(table.Rows, row)
 	}
 
 	return &networks, table, nil
@@ -405,16 +410,15 @@ func XPUs(
 
 	for i := range xpus.Items {
 		x := &xpus.Items[i]
-		status, _, notes := ready(x.Status.Conditions)
-		notes = append(notes, foreignNotes(x)...)
-		table.Rows = append(table.Rows, Row{
-			Cells: []string{
-				x.Name, x.Node(), x.Spec.Endpoint, x.Status.Serial,
-				fmt.Sprintf("%d/%d", up[x.Name], count[x.Name]), status, age(x, now),
-				string(x.Spec.Dialect), strings.Join(pfsOf(x), ","),
-			},
-			Notes: slices.Concat(notes, deletionNotes(x)),
-		})
+		row, ready := rowOf(x.Status.Conditions)
+		row.Cells = []string{
+			x.Name, x.Node(), x.Spec.Endpoint, x.Status.Serial,
+			fmt.Sprintf("%d/%d", up[x.Name], count[x.Name]), ready, age(x, now),
+			string(x.Spec.Dialect), strings.Join(pfsOf(x), ","),
+		}
+		row.Notes = append(row.Notes, deletionNotes(x)...)
+		row.Remarks = append(row.Remarks, foreignNotes(x)...)
+		table.Rows = append(table.Rows, row)
 	}
 
 	return &xpus, table, nil

@@ -258,25 +258,19 @@ func (s status) kind(ctx context.Context, name string, list client.ObjectList) (
 	return p.judged(total), err
 }
 
-// troublesOf returns what is wrong with an object, or not known of it. Of one that is Ready these are
-// only what its devices lack, and a change that nobody has seen yet: conditions that stay False as
-// long as an OPI agent or the cluster cannot do something, such as Verified, are no trouble.
+// troublesOf returns what is wrong with an object, or not known of it, such as a change that nobody
+// has seen yet.
 func troublesOf(o client.Object) (troubles []string) {
 	conditions := conditionsOf(o)
 	ready := v1alpha1.ReadyOf(conditions)
+	troubles, _ = judge(conditions)
 	if ready.Status != metav1.ConditionTrue {
-		if troubles = notesOf(conditions); len(troubles) == 0 {
+		if len(troubles) == 0 {
 			troubles = []string{"it is not known whether it is ready: is xpu-controller running?"}
 		}
 		return troubles
 	}
 
-	for _, kind := range []string{v1alpha1.ConditionSupplied, v1alpha1.ConditionCard} {
-		c := meta.FindStatusCondition(conditions, kind)
-		if c != nil && c.Status != metav1.ConditionTrue {
-			troubles = append(troubles, noteOf(*c))
-		}
-	}
 	if seen := ready.ObservedGeneration; seen > 0 && seen < o.GetGeneration() {
 		troubles = append(troubles, "its last change has not been taken up yet")
 	}

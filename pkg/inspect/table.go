@@ -11,7 +11,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
-// Table shows objects to people: a row for each object, followed by its problems.
+// Table shows objects to people: a row for each object, followed by its notes.
 type Table struct {
 	Header []string
 	Wide   int // how many of the last columns are shown only on request
@@ -23,9 +23,12 @@ type Table struct {
 type Row struct {
 	Cells []string
 	Notes []string // problems of the object, each a sentence
+	// Remarks say what else people should know of the object, and what is no problem: for example,
+	// that the cluster lacks a feature.
+	Remarks []string
 }
 
-// Write writes the table. Notes are coloured on a terminal with colours.
+// Write writes the table. Problems are coloured on a terminal with colours.
 func (t Table) Write(to io.Writer, wide bool) error {
 	if len(t.Rows) == 0 {
 		_, err := fmt.Fprintln(to, t.Empty)
@@ -52,6 +55,9 @@ func (t Table) Write(to io.Writer, wide bool) error {
 		out.WriteString(lines[i+1])
 		for _, note := range row.Notes {
 			out.WriteString("  " + paint(terminal.Bad, note) + "\n")
+		}
+		for _, remark := range row.Remarks {
+			out.WriteString("  " + terminal.Escape(remark) + "\n")
 		}
 	}
 

@@ -508,6 +508,46 @@ func TestCordon(t *testing.T) {
 	}
 }
 
+// TestReadyWithRemarks: what a cluster or an OPI agent cannot do is said of an object that is Ready,
+// and is not wrong, as xpuctl status has it. What the object's devices lack is wrong.
+func TestReadyWithRemarks(t *testing.T) {
+	conditions := func(kind, text string) []metav1.Condition {
+		return []metav1.Condition{
+			{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Published"},
+			{Type: kind, Status: metav1.ConditionFalse, Reason: "Because", Message: text},
+		}
+	}
+	old, short := &v1alpha1.DevicePool{}, &v1alpha1.DevicePool{}
+	old.Name, old.Status.Conditions = "old", conditions(v1alpha1.ConditionSupported, "a gate is off")
+	short.Name, short.Status.Conditions = "short", conditions(v1alpha1.ConditionSupplied, "2 VFs less")
+	xpu, failed := &v1alpha1.XPU{}, &v1alpha1.DevicePool{}
+	xpu.Name, xpu.Status.Conditions = "card", conditions(v1alpha1.ConditionVerified, "blind")
+	xpu.Status.Foreign = &v1alpha1.XPUForeign{Ports: 3}
+	failed.Name = "failed"
+	failed.Status.Conditions = conditions(v1alpha1.ConditionSupported, "nothing is offered")
+	failed.Status.Conditions[0].Status = metav1.ConditionFalse
+	p := open(t, serve(t, options(dashboardtest.NewCluster(old, short, failed, xpu))))
+	p.untilRead(t)
+
+	for key, want := range map[string][]string{
+		"pool/old":    {`"status":"Done"`, `"remarks":["Supported Because: a gate is off"]`},
+		"pool/short":  {`"status":"Failed"`, `"notes":["Supplied Because: 2 VFs less"]`},
+		"pool/failed": {`"status":"Failed"`, `"Supported Because: nothing is offered"]`},
+		"xpu/card":    {`"status":"Done"`, "Verified Because: blind", "also has 3 ports"},
+	} {
+		for _, text := range want {
+			if got := string(p.records[key]); !strings.Contains(got, text) {
+				t.Errorf("%s is %s, want %s", key, got, text)
+			}
+		}
+	}
+	for _, wrong := range p.overview(t).Wrong {
+		if wrong.Name == "old" || wrong.Name == "card" {
+			t.Errorf("%+v is wrong", wrong)
+		}
+	}
+}
+
 // TestXPUNodeWithoutWord checks that a node whose controller has said nothing is unknown.
 func TestXPUNodeWithoutWord(t *testing.T) {
 	node := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}

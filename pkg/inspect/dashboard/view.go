@@ -79,9 +79,10 @@ type Node struct {
 
 // Row is an object in a table of package inspect.
 type Row struct {
-	Status explain.Status `json:"status"`
-	Cells  []string       `json:"cells"`
-	Notes  []string       `json:"notes,omitempty"`
+	Status  explain.Status `json:"status"`
+	Cells   []string       `json:"cells"`
+	Notes   []string       `json:"notes,omitempty"`
+	Remarks []string       `json:"remarks,omitempty"`
 }
 
 // objects are the objects that records are made of. A list is empty if the kind cannot be read.
@@ -385,7 +386,10 @@ func (b *builder) addTable(kind string, table inspect.Table, err error) {
 	}
 	b.overview.Headers[kind] = shown(table.Header)
 	for i, row := range table.Rows {
-		record := Row{Status: explain.Done, Cells: shown(row.Cells), Notes: limited(row.Notes)}
+		record := Row{
+			Status: explain.Done, Cells: shown(row.Cells), Notes: limited(row.Notes),
+			Remarks: limited(row.Remarks),
+		}
 		switch {
 		case row.Cells[ready] == string(metav1.ConditionFalse):
 			record.Status = explain.Failed

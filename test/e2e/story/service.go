@@ -176,11 +176,9 @@ func dashboardState(ctx context.Context, address string) (string, error) {
 			json.Unmarshal(text, &overview) != nil || overview.Reading {
 			continue
 		}
-		// A second reader of the kernel cannot be asked about simulated cards, and an older Kubernetes
-		// lacks features.
+		// A second reader of the kernel cannot be asked about simulated cards.
 		wrong := slices.DeleteFunc(overview.Wrong, func(w dashboard.Wrong) bool {
-			return strings.HasPrefix(w.Text, v1alpha1.ConditionInventoryVerified+" ") ||
-				strings.HasPrefix(w.Text, v1alpha1.ConditionSupported+" ")
+			return strings.HasPrefix(w.Text, v1alpha1.ConditionInventoryVerified+" ")
 		})
 		if len(wrong) > 0 {
 			return "", fmt.Errorf("the dashboard says that something is wrong: %+v", wrong)

@@ -348,7 +348,7 @@ function table(kind) {
     r.cells.forEach((cell, i) => {
       cells.append(make("span", (i ? "more" : "") + (cell ? "" : " empty-cell"), i ? make("span", "label", header[i] + " ") : null, cell || "-"));
     });
-    return [cells, note(status, (r.notes || []).join("; "))];
+    return [cells, note(status, (r.notes || r.remarks || []).join("; "))];
   };
 }
 
@@ -589,12 +589,12 @@ function setDetail(content) {
   body.scrollTop = top;
 }
 
-const notes = (texts) => texts && texts.length ? make("ul", "Failed", ...texts.map((t) => make("li", "", t))) : null;
+const notes = (texts, status = "Failed") => texts && texts.length ? make("ul", status, ...texts.map((t) => make("li", "", t))) : null;
 
 function drawRow(kind, record) {
   const header = overview().headers[kind] || [];
   const body = make("tbody", "", ...record.cells.map((c, i) => make("tr", "", make("th", "", header[i]), make("td", "", c || "-"))));
-  return [notes(record.notes), make("table", "", body)];
+  return [notes(record.notes), notes(record.remarks, "Done"), make("table", "", body)];
 }
 
 function makeTable(header, lines) {
