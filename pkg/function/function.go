@@ -112,7 +112,8 @@ type Function struct {
 	NoNetdev bool
 	// HostUse is how the host itself uses the netdev, as a predicate: "is a port of bridge br0",
 	// "has address 10.1.0.5/24"; "" if it does not. While that cannot be read, it says so for all
-	// Functions with a netdev on the host.
+	// Functions with a netdev on the host, and for a Function of which it could never be read whether
+	// it has a netdev.
 	HostUse string
 	// "ether" or "infiniband", of the netdev; while it is away, the last known one, or else the
 	// PF's; "" if unknown

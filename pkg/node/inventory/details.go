@@ -45,6 +45,15 @@ type lastSeen struct {
 	rdma      []string
 	pkey      string
 
+	// bound is the driver of the Function, and passthrough what that driver is.
+	bound       string
+	passthrough function.Passthrough
+	// netdevRead says that it could be read whether there is a netdev. onHost and noNetdev are the
+	// result.
+	netdevRead bool
+	onHost     string
+	noNetdev   bool
+
 	iommuRead  bool
 	iommuGroup string
 	driver     string // when iommuGroup was read
@@ -71,6 +80,9 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	s.readNetdev(&f, device, &m)
 	f.DefaultRoute = f.Netdev != "" && (s.routed == nil || s.routed[f.Netdev])
 	f.HostUse = s.hostUse(f.Netdev, device)
+	if !m.netdevRead {
+		f.DefaultRoute, f.HostUse = true, "may be used by the host: its netdevs cannot be read"
+	}
 	if f.Kind == function.PF {
 		f.DDPProfile = s.readDDPProfile(f, device, &m)
 		m.altNames = s.altNames(f.Netdev, device, m)
@@ -96,18 +108,26 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	return f
 }
 
-// readNetdev reads the driver and the netdev. While the netdev is not on the host, for example in a
-// pod, its last seen properties count.
+// readNetdev reads the driver and the netdev. What cannot be read is as it was last seen. While the
+// netdev is not on the host, for example in a pod, its last seen properties count.
 func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen) {
-	var err error
-	f.Driver, err = device.Link("driver")
+	driver, err := device.Link("driver")
 	s.report(device, reasonDriver, err)
+	if err == nil && driver != m.bound {
+		m.bound, m.passthrough = driver, ""
+	}
+
 	netdevs, names, err := netdevsOf(device, virtioVDPA(f.VDPA))
 	s.report(device, reasonNetdev, err)
-	f.Netdev, f.NoNetdev = ownNetdev(netdevs, names), netdevs == "" && err == nil
-	if f.NoNetdev && f.Driver != "" {
-		f.Passthrough, err = device.Passthrough(f.Driver, s.sysfs)
-		s.report(device, reasonDriver, err)
+	if err == nil {
+		m.netdevRead, m.onHost, m.noNetdev = true, ownNetdev(netdevs, names), netdevs == ""
+		s.readPassthrough(device, m)
+	}
+
+	f.Driver, f.Netdev, f.NoNetdev = m.bound, m.onHost, m.noNetdev
+	f.Passthrough = m.passthrough
+	if err != nil {
+		return
 	}
 
 	if f.Netdev == "" {
@@ -128,6 +148,21 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 		s.readLink(device, dir, m)
 		s.readSwitchID(device, dir, m)
 	}
+}
+
+// readPassthrough reads how the driver passes the device to a program, if it makes no netdev.
+func (s *scanner) readPassthrough(device sysfs.Dir, m *lastSeen) {
+	if !m.noNetdev || m.bound == "" {
+		m.passthrough = ""
+		return
+	}
+
+	how, err := device.Passthrough(m.bound, s.sysfs)
+	if err != nil {
+		s.report(device, reasonDriver, err)
+		return
+	}
+	m.passthrough = how
 }
 
 // readLink reads whether a PF's netdev has a link. If this cannot be read, nothing changes.

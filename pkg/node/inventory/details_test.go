@@ -8,12 +8,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
@@ -405,6 +407,58 @@ func TestSubfunctionRDMA(t *testing.T) {
 	}, function.VDPA{Name: "vdpa0"}
 	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestNetdevUnreadable: driver and netdev stay as they were last seen while they cannot be read, and
+// so does the host's use. A netdev that could never be read may be used by the host.
+func TestNetdevUnreadable(t *testing.T) {
+	const vf, pf = "0000:3b:01.0", "0000:3b:00.0"
+	for name, test := range map[string]struct {
+		of, file string
+		why      reason
+	}{
+		"netdev":         {vf, "/net", reasonNetdev},
+		"netdev of a PF": {pf, "/net", reasonNetdev},
+		"driver":         {vf, "/driver", reasonDriver},
+		"PF":             {pf, "", reasonNetdev},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			host().write(t, root)
+			path := filepath.Join(root, inTree, test.of) + test.file
+			uses := hostuse.Netdevs{
+				"ens3f0":   {Use: "has address 192.0.2.1/24", Parent: pf, DefaultRoute: true},
+				"ens3f0v0": {Use: "is a port of bridge br0", Parent: vf},
+			}
+			options := Options{
+				SysRoot: root, HostNetdevs: func() (hostuse.Netdevs, error) { return uses, nil },
+			}
+			s := newScanner(options)
+			want := scanned(t, s)
+			must.Succeed(t, os.Rename(path, filepath.Join(root, "away")))
+			must.Succeed(t, os.WriteFile(path, nil, 0o600))
+			for range 2 {
+				got := scanned(t, s)
+				if diff := gocmp.Diff(want, got, cmpopts.IgnoreFields(function.Function{},
+					"RDMAUnknown")); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+				if s.problems[problem{onBus + test.of, test.why}] == nil {
+					t.Errorf("problems %v", s.problems)
+				}
+			}
+
+			got := scanned(t, newScanner(options))
+			f, listed := got[test.of]
+			if isUsed := strings.Contains(f.HostUse, "may be used"); test.file == "/net" &&
+				!(isUsed && f.DefaultRoute) {
+				t.Errorf("at first: %+v, want it used by the host", f)
+			}
+			if test.file == "" && listed {
+				t.Errorf("a PF that cannot be read is listed: %+v", f)
+			}
+		})
 	}
 }
 

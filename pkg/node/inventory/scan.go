@@ -33,8 +33,8 @@ const (
 	reasonNUMANode reason = "numa_node" // left out
 	reasonDistance reason = "distance"  // of NUMA nodes; left out
 	reasonRoot     reason = "root"      // PCIe root; left out
-	reasonDriver   reason = "driver"    // left out
-	reasonNetdev   reason = "netdev"    // left out
+	reasonDriver   reason = "driver"    // the last one stays
+	reasonNetdev   reason = "netdev"    // the last one stays
 	reasonCarrier  reason = "carrier"   // left out
 	reasonPhysfn   reason = "physfn"    // a VF without a PF; skipped
 	// a VF without a link from its PF; skipped. One whose link cannot be read stays as last seen.
@@ -42,12 +42,12 @@ const (
 	reasonParent reason = "parent" // an SF without a PF; skipped
 	// an SF without sfnum, or with the sfnum of another SF; skipped
 	reasonSFNum    reason = "sfnum"
-	reasonLinkType reason = "type"  // of a netdev; left out
-	reasonRDMA     reason = "rdma"  // of a device, or the mode of the system; left out
-	reasonVDPA     reason = "vdpa"  // left out
-	reasonIOMMU    reason = "iommu" // left out
-	reasonDDP      reason = "ddp"   // left out
-	reasonVFs      reason = "vfs"   // their maximum number or place; the last one stays
+	reasonLinkType reason = "type"      // of a netdev; left out
+	reasonRDMA     reason = "rdma"      // of a device, or the mode of the system; left out
+	reasonVDPA     reason = "vdpa"      // left out
+	reasonIOMMU    reason = "iommu"     // left out
+	reasonDDP      reason = "ddp"       // left out
+	reasonVFs      reason = "vfs"       // their maximum number or place; the last one stays
 	reasonSwitchID reason = "switch_id" // the last one stays
 	reasonVPD      reason = "vpd"       // left out
 	reasonHostUse  reason = "host_use"  // for all netdevs; the last result stays
@@ -186,7 +186,7 @@ func (s *scanner) unread() bool {
 	for p := range s.problems {
 		switch p.why {
 		case reasonDevice, reasonClass, reasonID, reasonNUMANode, reasonDistance, reasonRoot,
-			reasonVirtfn, reasonVFs:
+			reasonDriver, reasonNetdev, reasonVirtfn, reasonVFs:
 			return true
 		}
 	}
