@@ -285,12 +285,17 @@ func (d *Driver) attachmentFor(
 	}
 
 	want.PF, want.PFName, want.VFIndex = function.PF, function.PFName, function.Index
-	spec, _ := d.DevicePool(device.ID.DevicePool)
+	spec, exists := d.DevicePool(device.ID.DevicePool)
 	var port *v1alpha1.XPUPort
 	var err error
 	earlier := d.preparedBefore(c.UID, device.Function)
 	// An earlier Prepare stays valid, although the pool may have become stricter.
 	if earlier.Claim.UID == "" {
+		if !exists {
+			return want, fmt.Errorf("DevicePool %s does not exist any more, or does not select this "+
+				"node, so it is not known which network, driver and settings the Function may have: "+
+				"make the pool again, or delete the pod", device.ID.DevicePool)
+		}
 		if err := errors.Join(device.Allowed(spec), device.CheckBond(spec)); err != nil {
 			return want, err
 		}

@@ -127,6 +127,26 @@ func TestPoolWentAfterPrepare(t *testing.T) {
 	}
 }
 
+// TestPoolWentBeforePrepare: a claim gets no Function of a DevicePool that is gone, because it would
+// get it without the network of the pool, and may say for itself what the pool decides. It is
+// prepared once the pool is there again.
+func TestPoolWentBeforePrepare(t *testing.T) {
+	n := newNode(t)
+	spec := n.specs["fast"]
+	delete(n.specs, "fast")
+	c := of("pod1", "net", claimtest.Result("vf", fastPool, "0000-3b-00-2"))
+	err := prepare(t, n.driver(), c)[c.UID].Err
+	if err == nil || !strings.Contains(err.Error(), "DevicePool fast does not exist any more") {
+		t.Errorf("error %v, want one that names the pool", err)
+	}
+	if all := n.journal.All(); len(all) > 0 {
+		t.Errorf("attachments %+v, want none", all)
+	}
+
+	n.specs["fast"] = spec
+	n.wantPrepared(c)
+}
+
 // TestUnprepareEndsPrepare: a Prepare that waits when its claim is unprepared reserves nothing
 // afterwards.
 func TestUnprepareEndsPrepare(t *testing.T) {
