@@ -7,6 +7,7 @@ package cdi
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -34,8 +35,13 @@ type Dir struct {
 }
 
 // Open opens the directory, which need not exist. It removes unfinished files of an agent that was
-// killed.
+// killed. A directory that cannot be read is an error: the library takes it for an empty one, and
+// what it has would be replaced.
 func Open(path string) (*Dir, error) {
+	if _, err := os.ReadDir(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("CDI directory: %w", err)
+	}
+
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(path), cdi.WithAutoRefresh(false))
 	if err := errors.Join(err, removeUnfinished(path)); err != nil {
 		return nil, fmt.Errorf("CDI directory %s: %w", path, err)

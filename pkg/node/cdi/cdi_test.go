@@ -3,12 +3,14 @@
 package cdi_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
@@ -62,6 +64,20 @@ func TestFiles(t *testing.T) {
 	}
 }
 
+// TestUnreadable: a directory that cannot be read is not taken for an empty one.
+func TestUnreadable(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cdi")
+	must.Succeed(t, os.Symlink("cdi", path)) // a loop
+	if _, err := cdi.Open(path); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("error %v, want ELOOP", err)
+	}
+
+	must.Succeed(t, os.Remove(path))
+	if _, err := cdi.Open(path); err != nil {
+		t.Errorf("without a directory: %v", err)
+	}
+}
+
 // TestUnfinished checks that unfinished files of a killed agent are removed, and that files of
 // other programs stay.
 func TestUnfinished(t *testing.T) {
@@ -85,9 +101,9 @@ func TestUnfinished(t *testing.T) {
 
 func TestNotWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	must.Succeed(t, os.WriteFile(path, nil, 0o600))
 	d, err := cdi.Open(path)
 	must.Succeed(t, err)
+	must.Succeed(t, os.WriteFile(path, nil, 0o600))
 	if err := d.Write("a.yaml", kind, []specs.Device{{Name: "a"}}); err == nil ||
 		!strings.Contains(err.Error(), "CDI file a.yaml") {
 		t.Errorf("error %v, want one that names the file", err)
