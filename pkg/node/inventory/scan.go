@@ -40,7 +40,8 @@ const (
 	// a VF without a link from its PF; skipped. One whose link cannot be read stays as last seen.
 	reasonVirtfn reason = "virtfn"
 	reasonParent reason = "parent" // an SF without a PF; skipped
-	// an SF without sfnum, or with the sfnum of another SF; skipped
+	// an SF without sfnum, or with the sfnum of another SF; skipped. One whose sfnum cannot be read
+	// any more stays as last seen.
 	reasonSFNum    reason = "sfnum"
 	reasonLinkType reason = "type"      // of a netdev; left out
 	reasonRDMA     reason = "rdma"      // of a device, or the mode of the system; left out
@@ -103,6 +104,7 @@ type scanner struct {
 	previous map[function.ID]lastSeen // of the previous scan
 	lastSeen map[function.ID]lastSeen
 	pfs      map[pci.Address]function.Function
+	sfs      map[string]knownSF       // by the name of the auxiliary device
 	vdpas    map[string]function.VDPA // by the name of the parent device
 	// routed is keyed by the name of the netdev. It is nil until the host's netdevs could be read.
 	routed   map[string]bool
@@ -433,6 +435,32 @@ func (s *scanner) pciFunctions() []function.Function {
 	return functions
 }
 
+// knownSF is an SF, by the name of its auxiliary device.
+type knownSF struct {
+	instance
+	id function.ID
+}
+
+// lastKnown returns the SFs. One that cannot be read has the ID that it had when it was last seen.
+func (s *scanner) lastKnown(found []subfunction) []subfunction {
+	before := s.sfs
+	s.sfs = make(map[string]knownSF, len(found))
+	for i := range found {
+		sf := &found[i]
+		name := sf.dir.Base()
+		now, err := instanceOf(sf.dir)
+		if last, known := before[name]; sf.err != nil && err == nil && known &&
+			last.instance == now {
+			s.report(sf.dir, sf.why, sf.err)
+			sf.id, sf.err = last.id, nil
+		}
+		if sf.err == nil {
+			s.sfs[name] = knownSF{now, sf.id}
+		}
+	}
+	return found
+}
+
 func (s *scanner) addSubfunctions(functions []function.Function) ([]function.Function, error) {
 	found, err := subfunctions(s.sysfs)
 	if err != nil {
@@ -440,7 +468,7 @@ func (s *scanner) addSubfunctions(functions []function.Function) ([]function.Fun
 	}
 
 	seen := map[function.ID]string{}
-	for _, sf := range found {
+	for _, sf := range s.lastKnown(found) {
 		pf := s.pfs[sf.id.Address]
 		sfnum, _ := sf.id.SFNum()
 		f := function.PotentialSF(pf, sfnum)

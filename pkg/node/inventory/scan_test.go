@@ -575,6 +575,33 @@ func TestUnreadablePFAtFirst(t *testing.T) {
 	}
 }
 
+// TestUnreadableSF: an SF stays as it was last seen while its number cannot be read. Another device of
+// its name does not get its number.
+func TestUnreadableSF(t *testing.T) {
+	const aux, dir = "bus/auxiliary/devices/mlx5_core.sf.2", inTree + "0000:3b:00.0/mlx5_core.sf.2"
+	root := t.TempDir()
+	host().add(sysfsTree{aux: "-> ../../../" + dir, dir + "/sfnum": "88"}).write(t, root)
+	s := testScanner(root)
+	id := function.SubfunctionID("0000:3b:00.0", 88).String()
+	want := scanned(t, s)
+	sysfsTree{dir + "/sfnum": "?"}.write(t, root)
+	for range 2 {
+		if diff := gocmp.Diff(want, scanned(t, s)); diff != "" {
+			t.Errorf("-want +got:\n%s", diff)
+		}
+		if s.problems[problem{aux, reasonSFNum}] == nil {
+			t.Errorf("problems %v", s.problems)
+		}
+	}
+
+	must.Succeed(t, os.Rename(filepath.Join(root, aux), filepath.Join(root, aux+".old")))
+	sysfsTree{aux: "-> ../../../" + dir}.write(t, root)
+	must.Succeed(t, os.Remove(filepath.Join(root, aux+".old")))
+	if got, listed := scanned(t, s)[id]; listed {
+		t.Errorf("another device is taken for the SF: %+v", got)
+	}
+}
+
 // TestEmptyBus: a bus that had devices and shows none is an error, because a sysfs that is not
 // mounted looks like that. What was known stays for the next scan.
 func TestEmptyBus(t *testing.T) {
