@@ -253,7 +253,8 @@ func (l *lives) killNowAndThen(random *rand.Rand) (kills int) {
 	return kills
 }
 
-// lead runs lives on a VF, one after the other.
+// lead runs lives on a VF, one after the other. Each three lives have one of each way, so that a few
+// lives have a hostile pod too.
 func (l *lives) lead(index int, random *rand.Rand) {
 	ways := []way{ordinary, hostile, namespaceGone}
 	for {
@@ -263,7 +264,7 @@ func (l *lives) lead(index int, random *rand.Rand) {
 		}
 
 		one := &lifetime{lives: l, index: index, vf: l.vfs[index], random: random,
-			way: ways[random.IntN(len(ways))]}
+			way: ways[number%len(ways)]}
 		one.name = fmt.Sprintf("life%d", number)
 		one.late = number >= len(l.vfs)
 		begin := time.Now()
