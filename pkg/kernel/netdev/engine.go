@@ -34,6 +34,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/ethtool"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/rdma"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
@@ -60,6 +61,7 @@ type Engine struct {
 	procRoot  string
 	sysRoot   string
 	ethtool   *ethtool.Conn // in the host's namespace
+	rdma      rdmaSystem
 	settings  []settingGroup
 	eswitches Eswitches // nil if no eswitch limits rates
 	uppers    uppers
@@ -94,7 +96,7 @@ func New(options Options) (*Engine, error) {
 	e := &Engine{
 		host: host, procRoot: cmp.Or(options.ProcRoot, "/proc"),
 		sysRoot:   cmp.Or(options.SysRoot, "/sys"),
-		eswitches: options.Eswitches, trace: options.Trace,
+		eswitches: options.Eswitches, trace: options.Trace, rdma: rdma.System{},
 		pfs: host, set: (*conn).set, busyTime: quirk.BusyPatience, settleTime: quirk.SettleTime,
 	}
 
@@ -159,6 +161,9 @@ func (e *Engine) Plan(
 	if want.Userspace && want.MAC != "" && before.VF == nil {
 		return Snapshot{}, Place{}, fmt.Errorf("%s: has no PF that the MAC could be set with",
 			before.title())
+	}
+	if before.RDMA, err = e.planRDMA(device.RDMA); err != nil {
+		return Snapshot{}, Place{}, err
 	}
 
 	place, err := e.planPlace(before, netNS, want)
@@ -442,6 +447,19 @@ func (e *Engine) attach(
 	if err := ctx.Err(); err != nil {
 		return Observed{}, err
 	}
+
+	observed, err := e.enter(ctx, p, pod, device, before, place, want)
+	if err == nil {
+		err = e.rdmaToPod(pod, before.RDMA)
+	}
+	return observed, err
+}
+
+// enter moves the netdev, if the Function has one, to its place in the pod, and configures it there.
+func (e *Engine) enter(
+	ctx context.Context, p patience, pod *conn, device Device, before Snapshot, place Place,
+	want function.Interface,
+) (Observed, error) {
 	if want.Userspace {
 		return e.observeVF(ctx, p, device, want)
 	}

@@ -50,6 +50,11 @@ type Expected struct {
 // differences. It is an error if the PF no longer reports a VF that it reported before.
 func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string, error) {
 	d, err := e.checkEnforced(ctx, device.as(a.Before), a)
+	if err != nil {
+		return nil, err
+	}
+	ofRDMA, err := e.checkRDMA(a.Place, a.Before.RDMA)
+	d = append(d, ofRDMA...)
 	if a.Want.Userspace || err != nil {
 		return d, err
 	}

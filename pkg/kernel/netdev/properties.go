@@ -64,6 +64,7 @@ const (
 	FromDriver  Source = "driver"          // ethtool
 	FromSysfs   Source = "sysfs"           // /sys/class/net
 	FromPod     Source = "pod's namespace" // rtnetlink and procfs in the namespace
+	FromRDMA    Source = "RDMA device"     // NETLINK_RDMA
 )
 
 // Move is what the kernel does with a property when the netdev moves to another namespace.
@@ -383,6 +384,22 @@ var table = []Property{
 			"from there. The agent [proves](../adr/0017-nothing-on-top.md) by the kernel's own list " +
 			"that none is left; otherwise it binds the driver again, or the Function is kept from " +
 			"the next owner",
+	},
+	{
+		Name: "RDMA devices, in mode exclusive", Source: FromRDMA, Move: Stays,
+		Check: "compared: that they are in the pod",
+		Release: "moved to the host before the netdev, from whatever namespace they are found in; " +
+			"otherwise the Function is kept from the next owner. What `rdma statistic` sets stays",
+	},
+	{
+		Name: rdmaName, Title: "name of an RDMA device", Source: FromRDMA, Move: Kept,
+		Leftovers: noted(byAddress),
+		list:      func(s Snapshot) []property { return s.RDMA.names() },
+	},
+	{
+		Name: rdmaModeration, Title: "adaptive moderation of an RDMA device", Source: FromRDMA,
+		Move: Kept, Leftovers: noted(performance),
+		list: func(s Snapshot) []property { return s.RDMA.moderations() },
 	},
 	{
 		Name: "addresses", Source: FromPod, Fields: []string{"addresses"}, Move: Gone,

@@ -48,6 +48,23 @@ func (e *Engine) Restore(
 	if err := ctx.Err(); err != nil {
 		return Restored{}, fmt.Errorf("%s: %w", before.title(), err)
 	}
+
+	away := e.rdmaToHost(ctx, p, place, before.RDMA)
+	if away != nil {
+		before.RDMA = nil // the rest comes back all the same
+	}
+
+	restored, err := e.restore(ctx, p, device, before, place)
+	if away != nil {
+		return Restored{}, errors.Join(away, err)
+	}
+	return restored, err
+}
+
+// restore does the work of Restore once the RDMA devices are back.
+func (e *Engine) restore(
+	ctx context.Context, p patience, device Device, before Snapshot, place Place,
+) (Restored, error) {
 	if before.userspace() {
 		return e.reconcile(ctx, p, device, before, 0, nil)
 	}
@@ -267,6 +284,9 @@ func (e *Engine) differences(
 	if d.now, err = e.enforced(ctx, p, d.now, device); err != nil {
 		return d, err
 	}
+	if d.now.RDMA, err = e.rdmaOnHost(before.RDMA); err != nil {
+		return d, err
+	}
 	if d.before, d.notes, err = e.acceptTaken(before, d.now); err != nil {
 		return d, err
 	}
@@ -389,6 +409,9 @@ func (e *Engine) undo(
 	e.undoEnforced(ctx, p, device, before, &now, refused, false)
 	err := e.changeRate(device, now.Rate, before.Rate)
 	refused.add(err, "eswitch min_tx_rate", "eswitch max_tx_rate")
+	for name, err := range e.undoRDMA(before, now) {
+		refused.add(err, name)
+	}
 
 	return refused
 }

@@ -54,6 +54,8 @@ type Snapshot struct {
 	// table was configured (IFF_RXFH_CONFIGURED), and does not report it. A table that is as before
 	// may therefore be another one for the next change of the channels.
 	WritesTable bool `json:"writesTable,omitempty"`
+	// RDMA has the RDMA devices that the attachment moves. It is nil if it moves none.
+	RDMA *RDMA `json:"rdma,omitempty"`
 
 	Identity Identity `json:"identity"`
 }
@@ -197,6 +199,7 @@ func (s Snapshot) Renewed(now Snapshot) Snapshot {
 	}
 
 	s.Rate = cmp.Or(s.Rate, now.Rate)
+	s.RDMA = s.RDMA.renewed(now.RDMA)
 	return s
 }
 
@@ -207,8 +210,10 @@ func (s Snapshot) VFChanges(want function.Interface) []string {
 }
 
 // WithoutNetdev returns the part of the snapshot that must be restored even if the netdev is gone:
-// what the PF and the eswitch enforced.
-func (s Snapshot) WithoutNetdev() Snapshot { return Snapshot{VF: s.VF, Rate: s.Rate, Sets: s.Sets} }
+// what the PF and the eswitch enforced, and the RDMA devices.
+func (s Snapshot) WithoutNetdev() Snapshot {
+	return Snapshot{VF: s.VF, Rate: s.Rate, Sets: s.Sets, RDMA: s.RDMA}
+}
 
 // flags returns the IFF_* flags of include/uapi/linux/if.h that are set in the snapshot, and the
 // mask of the flags that the snapshot contains.
@@ -351,6 +356,8 @@ type Device struct {
 	// Port is the Function's port at the eswitch. The eswitch is asked only if the pod wants a
 	// rate. Port is nil for a PF.
 	Port *function.EswitchPort
+	// RDMA names the RDMA devices that go to the pod too. It is nil if none do.
+	RDMA *RDMANames
 	// Rebinding allows [Engine.Restore] to bind the driver of a hardware netdev again, if a pod
 	// left netdevs on top of it that cannot be found. If Rebinding is nil, Restore never unbinds a
 	// driver.

@@ -75,6 +75,15 @@ func (r Root) PCIDriver(name string) Dir { return r.Dir("bus/pci/drivers", name)
 // Auxiliary returns the directory of an auxiliary device, such as "mlx5_core.sf.4" of an SF.
 func (r Root) Auxiliary(name string) Dir { return r.Dir(AuxiliaryDevices, name) }
 
+// Function returns the directory of a Function's device. With the root "" it is the path below the
+// root.
+func (r Root) Function(f function.Function) Dir {
+	if f.Kind == function.SF {
+		return r.Auxiliary(f.AuxDevice)
+	}
+	return r.PCI(f.ID.Address)
+}
+
 // Dir is the path of a directory in sysfs, such as the directory of a device.
 type Dir string
 

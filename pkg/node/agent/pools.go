@@ -8,6 +8,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/hostuse"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
@@ -101,4 +103,15 @@ func (p *pools) unusable(id function.ID, driver string) (reason string) {
 	of, _ := p.PoolOf(id)
 	problem, _ := health.Unusable(f, of, driver)
 	return problem.Message
+}
+
+// rdma implements RDMA of [lifecycle.Options]. RDMA devices go to pods whose pool asks for them,
+// where a pod cannot open one that stays on the host.
+func (p *pools) rdma(id function.ID) *netdev.RDMANames {
+	f, exists := p.Get(id)
+	of, _ := p.PoolOf(id)
+	if !exists || f.RDMAMode != function.RDMAExclusive || !of.Options(f).RDMA {
+		return nil
+	}
+	return &netdev.RDMANames{Dir: string(sysfs.Root("").Function(f)), Names: f.RDMADevices}
 }

@@ -235,8 +235,5 @@ func (f *Finder) exists(file string) bool {
 }
 
 func (f *Finder) device(of function.Function) sysfs.Dir {
-	if of.Kind == function.SF {
-		return sysfs.Root(f.SysRoot).Auxiliary(of.AuxDevice)
-	}
-	return sysfs.Root(f.SysRoot).PCI(of.ID.Address)
+	return sysfs.Root(f.SysRoot).Function(of)
 }

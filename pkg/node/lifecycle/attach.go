@@ -377,6 +377,7 @@ func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS str
 			device.Name, err = "", nil
 		}
 
+		device.RDMA = m.rdma(record)
 		if err == nil {
 			before, place, err = m.engine.Plan(ctx, device, netNS, record.Interface)
 		}
@@ -395,6 +396,15 @@ func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS str
 		err = fmt.Errorf("%w: %w", UnusableError{"the Function has no driver"}, err)
 	}
 	return device, before, place, err
+}
+
+// rdma names the RDMA devices that go to the pod with the Function. One that was given another
+// driver for its owner has none.
+func (m *Manager) rdma(record journal.Attachment) *netdev.RDMANames {
+	if m.options.RDMA == nil || record.Setup != nil && record.Setup.Driver != "" {
+		return nil
+	}
+	return m.options.RDMA(record.Function)
 }
 
 // driverless reports whether a Function certainly has no driver now, although the inventory may not

@@ -25,6 +25,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/rdma"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
@@ -69,6 +70,7 @@ type life struct {
 	Before  string // beginning of another event at which it does; "" for none
 	// Ethtool are settings of the driver that the pod asks for.
 	Ethtool function.Ethtool
+	RDMA    *netdev.RDMANames
 	Hides   bool // the pod leaves a VLAN of the VF in a network namespace that cannot be found
 }
 
@@ -96,6 +98,7 @@ func (l life) start(event func(string)) (*agent, error) {
 	told := toldJournal{records, event}
 	manager := lifecycle.New(told, engine, netdevs, lifecycle.Options{
 		BootID: "boot", Driver: netdevs.Driver,
+		RDMA: func(function.ID) *netdev.RDMANames { return l.RDMA },
 	}, logr.Discard())
 
 	return &agent{
@@ -161,6 +164,10 @@ func (l life) run() error {
 		err = useAsPodWould(l.NetNS)
 	}
 
+	if err == nil && l.RDMA != nil {
+		err = useRDMAAsPodWould(l.NetNS)
+	}
+
 	if err == nil && l.Hides {
 		err = hideVLAN(l.NetNS)
 	}
@@ -198,6 +205,23 @@ func useAsPodWould(path string) error {
 			pod.LinkSetName(l, "mine0"),
 		)
 	})
+}
+
+// useRDMAAsPodWould makes the changes that a pod with NET_ADMIN can make of its RDMA devices.
+func useRDMAAsPodWould(path string) error {
+	ns, err := vnetns.GetFromPath(path)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+
+	var system rdma.System
+	devices, err := system.List(ns)
+	for _, d := range devices {
+		err = errors.Join(err, system.SetModeration(ns, d.Index, !*d.Moderation),
+			system.Rename(ns, d.Index, "mine"))
+	}
+	return err
 }
 
 // asPod calls do for an interface in the network namespace at a path.
@@ -243,13 +267,41 @@ func TestCrashAtEachStep(t *testing.T) {
 	}
 	pf := card.PFs(t)[0]
 	node.Carrier(t, pf)
-	before, settings := node.HostState(t), driverSettings(t, node.VFs(t, pf)[1])
+	crashAtEachStep(t, life{PF: pf, VF: node.VFs(t, pf)[1], Index: 1, Ethtool: ethtool},
+		func() any { return driverSettings(t, node.VFs(t, pf)[1]) })
+}
+
+// TestRDMACrashAtEachStep does the same with a VF whose RDMA device goes to the pod too.
+func TestRDMACrashAtEachStep(t *testing.T) {
+	card.InGuest(t, "simnic")
+	pf := card.PFs(t)[0]
+	node.Carrier(t, pf)
+	card.ExclusiveRDMA(t, pf)
+
+	vf := node.VFs(t, pf)[1]
+	dir := filepath.Join("bus/pci/devices", string(vf.Address))
+	names := entries(t, filepath.Join("/sys", dir, "infiniband"))
+	if len(names) != 1 {
+		t.Fatalf("the VF has RDMA devices %q", names)
+	}
+
+	crashAtEachStep(t, life{
+		PF: pf, VF: vf, Index: 1, RDMA: &netdev.RDMANames{Dir: dir, Names: names},
+	}, func() any {
+		devices, err := rdma.System{}.List(vnetns.None())
+		must.Succeed(t, err)
+		return devices
+	})
+}
+
+// crashAtEachStep kills a process at each step of a life, and checks that a second one leaves the
+// host as it was, with all that state returns.
+func crashAtEachStep(t *testing.T, l life, state func() any) {
+	t.Helper()
+	before, was := node.HostState(t), state()
 	for at := 1; ; at++ {
-		l := life{
-			PF: pf, VF: node.VFs(t, pf)[1], Index: 1,
-			Journal: filepath.Join(t.TempDir(), "journal.db"), At: at,
-			NetNS: netns.New(t).Path(), Ethtool: ethtool,
-		}
+		l.Journal, l.At = filepath.Join(t.TempDir(), "journal.db"), at
+		l.NetNS = netns.New(t).Path()
 
 		last, killed := l.crash(t)
 		if !killed {
@@ -263,11 +315,22 @@ func TestCrashAtEachStep(t *testing.T) {
 		t.Run(fmt.Sprintf("step %d %s", at, last), func(t *testing.T) {
 			l.heal(t)
 			node.WantState(t, before)
-			if diff := cmp.Diff(settings, driverSettings(t, l.VF)); diff != "" {
+			if diff := cmp.Diff(was, state()); diff != "" {
 				t.Errorf("settings (-before +after):\n%s", diff)
 			}
 		})
 	}
+}
+
+// entries returns the names in a folder.
+func entries(t *testing.T, folder string) (names []string) {
+	t.Helper()
+	list, err := os.ReadDir(folder)
+	must.Succeed(t, err)
+	for _, entry := range list {
+		names = append(names, entry.Name())
+	}
+	return names
 }
 
 // driverSettings returns the settings of a VF's netdev on the host.

@@ -14,6 +14,8 @@
  *  - ethtool: channels, RSS (table, key, hash function)
  *  - personality.h: what a PF and its VFs do otherwise than the rest, changed while they run;
  *    simnic_vfs has what is in effect for each VF, whatever the PF tells
+ *  - RoCE devices without verbs of the VFs of a PF whose simnic_rdma is "1": they have GIDs and
+ *    a character device, and move between network namespaces as those of cards do
  *  - each VF is a vDPA management device: its vDPA devices are virtio-net to drivers of
  *    the vDPA bus, and carry nothing
  */
@@ -31,7 +33,10 @@
 #include <linux/virtio_ids.h>
 #include <linux/virtio_net.h>
 #include <uapi/linux/vdpa.h>
+#include <net/addrconf.h>
 #include <net/devlink.h>
+#include <rdma/ib_verbs.h>
+#include <rdma/ib_cache.h>
 
 #include "personality.h"
 
@@ -43,7 +48,10 @@ module_param(slow, uint, 0644);
 static DEFINE_IDA(sf_ida);
 static DEFINE_IDA(pf_ida);
 
+static DEFINE_MUTEX(rdma_lock);	/* the ib of VFs, and the rdma of PFs */
+
 struct snic_pf;
+struct snic_ib;
 enum role { UPLINK, REP, FUNC };
 /* what a PF enforces for a VF */
 struct vf_conf {
@@ -64,6 +72,7 @@ struct snic_fn {
 	struct devlink_port port;
 	struct auxiliary_device *aux;
 	struct vdpa_mgmt_dev vdpa;
+	struct snic_ib *ib;
 	struct list_head list;
 	struct pci_dev *pdev;			/* of a VF that is bound */
 	/* what is in effect, and what will be at the time of applies; the VF resets until up */
@@ -84,7 +93,7 @@ struct snic_pf {
 	struct devlink_port port;
 	struct netdev_phys_item_id swid;
 	struct devlink_health_reporter *hr;
-	bool broken;
+	bool broken, rdma;
 	struct knobs knobs;	/* rtnl */
 };
 #define RINGS 4			/* channels that RSS spreads over, though one queue receives */
@@ -1110,8 +1119,128 @@ static ssize_t simnic_vfs_show(struct device *d, struct device_attribute *a, cha
 }
 static DEVICE_ATTR_RO(simnic_vfs);
 
+/* ---- RDMA devices. ib_core makes, moves and renames them; the GIDs follow the netdev's addresses. */
+#define RDMA_GIDS 32
+struct snic_ib { struct ib_device ib; };
+struct snic_ctx { struct ib_ucontext ctx; };
+static int rdma_device(struct ib_device *ib, struct ib_device_attr *a, struct ib_udata *u)
+{
+	a->max_pkeys = 1;
+	return 0;
+}
+static int rdma_port(struct ib_device *ib, u32 port, struct ib_port_attr *a)
+{
+	a->state = IB_PORT_ACTIVE;
+	a->phys_state = IB_PORT_PHYS_STATE_LINK_UP;
+	a->max_mtu = a->active_mtu = IB_MTU_4096;
+	a->active_width = IB_WIDTH_1X;
+	a->active_speed = IB_SPEED_EDR;
+	a->gid_tbl_len = RDMA_GIDS;
+	a->pkey_tbl_len = 1;
+	return 0;
+}
+/* Without IB_MAD among the capabilities no kernel client asks for queues. */
+static int rdma_immutable(struct ib_device *ib, u32 port, struct ib_port_immutable *i)
+{
+	i->core_cap_flags = RDMA_CORE_CAP_PROT_ROCE_UDP_ENCAP;
+	i->gid_tbl_len = RDMA_GIDS;
+	i->pkey_tbl_len = 1;
+	return 0;
+}
+static enum rdma_link_layer rdma_layer(struct ib_device *ib, u32 port) { return IB_LINK_LAYER_ETHERNET; }
+static int rdma_pkey(struct ib_device *ib, u32 port, u16 i, u16 *key)
+{
+	*key = 0xffff;
+	return 0;
+}
+static int rdma_gid_add(const struct ib_gid_attr *a, void **context) { return 0; }
+static int rdma_gid_del(const struct ib_gid_attr *a, void **context) { return 0; }
+static int rdma_ctx_new(struct ib_ucontext *c, struct ib_udata *u) { return 0; }
+static void rdma_ctx_free(struct ib_ucontext *c) { }
+/* Without this operation ib_core moves no device to another network namespace. */
+static void rdma_ctx_drop(struct ib_ucontext *c) { }
+static const struct ib_device_ops rdma_ops = {
+	.owner = THIS_MODULE, .driver_id = RDMA_DRIVER_UNKNOWN, .uverbs_abi_ver = 1,
+	.query_device = rdma_device, .query_port = rdma_port, .get_port_immutable = rdma_immutable,
+	.get_link_layer = rdma_layer, .query_pkey = rdma_pkey,
+	.add_gid = rdma_gid_add, .del_gid = rdma_gid_del,
+	.alloc_ucontext = rdma_ctx_new, .dealloc_ucontext = rdma_ctx_free,
+	.disassociate_ucontext = rdma_ctx_drop,
+	INIT_RDMA_OBJ_SIZE(ib_ucontext, snic_ctx, ctx),
+};
+static int fn_rdma_add(struct snic_fn *f)	/* rdma_lock */
+{
+	struct net_device *d = NULL;
+	struct snic_ib *s;
+	int err;
+
+	rtnl_lock();
+	if (!f->ib)
+		d = rtnl_dereference(f->dev);
+	if (d)
+		dev_hold(d);
+	rtnl_unlock();
+	if (!d)
+		return 0;
+	s = ib_alloc_device(snic_ib, ib);
+	if (!s) {
+		dev_put(d);
+		return -ENOMEM;
+	}
+	s->ib.node_type = RDMA_NODE_IB_CA;
+	s->ib.phys_port_cnt = 1;
+	s->ib.num_comp_vectors = 1;
+	s->ib.dev.parent = &f->pdev->dev;
+	addrconf_addr_eui48((u8 *)&s->ib.node_guid, d->dev_addr);
+	ib_set_device_ops(&s->ib, &rdma_ops);
+	err = ib_device_set_netdev(&s->ib, d, 1);
+	if (!err)
+		err = ib_register_device(&s->ib, "simnic_%d", NULL);
+	dev_put(d);
+	if (err)
+		ib_dealloc_device(&s->ib);
+	else
+		f->ib = s;
+	return err;
+}
+static void fn_rdma_del(struct snic_fn *f)	/* rdma_lock */
+{
+	if (!f->ib)
+		return;
+	ib_unregister_device(&f->ib->ib);
+	ib_dealloc_device(&f->ib->ib);
+	f->ib = NULL;
+}
+static ssize_t simnic_rdma_show(struct device *d, struct device_attribute *a, char *buf)
+{
+	struct snic_pf *pf = dev_get_drvdata(d);
+
+	return sysfs_emit(buf, "%d\n", READ_ONCE(pf->rdma));
+}
+static ssize_t simnic_rdma_store(struct device *d, struct device_attribute *a, const char *b, size_t n)
+{
+	struct snic_pf *pf = dev_get_drvdata(d);
+	int i, err = 0;
+	bool on;
+
+	if (kstrtobool(b, &on))
+		return -EINVAL;
+	devl_lock(pf->devlink);	/* for the VFs */
+	mutex_lock(&rdma_lock);
+	WRITE_ONCE(pf->rdma, on);
+	for (i = 0; i < pf->nvfs && !err; i++)
+		if (on)
+			err = fn_rdma_add(pf->vf[i]);
+		else
+			fn_rdma_del(pf->vf[i]);
+	mutex_unlock(&rdma_lock);
+	devl_unlock(pf->devlink);
+	return err ? err : n;
+}
+static DEVICE_ATTR_RW(simnic_rdma);
+
 static const struct device_attribute *const pf_attrs[] = {
-	&dev_attr_simnic_break, &dev_attr_simnic_personality, &dev_attr_simnic_vfs,
+	&dev_attr_simnic_break, &dev_attr_simnic_personality, &dev_attr_simnic_vfs, &dev_attr_simnic_rdma,
 };
 
 /* ---- SF auxiliary driver */
@@ -1275,6 +1404,10 @@ static int vf_probe(struct pci_dev *pdev)
 	}
 	if (fn_vdpa_add(f, &pdev->dev))
 		f->vdpa.device = NULL;
+	mutex_lock(&rdma_lock);
+	if (pf->rdma && fn_rdma_add(f))
+		dev_err(&pdev->dev, "no RDMA device\n");
+	mutex_unlock(&rdma_lock);
 	return 0;
 }
 static void vfs_free(struct snic_pf *pf)	/* devl lock; their PCI functions are gone */
@@ -1431,6 +1564,9 @@ static void snic_remove(struct pci_dev *pdev)
 		if (f->vdpa.device)
 			vdpa_mgmtdev_unregister(&f->vdpa);
 		cancel_delayed_work_sync(&f->born);
+		mutex_lock(&rdma_lock);
+		fn_rdma_del(f);
+		mutex_unlock(&rdma_lock);
 		rmnd(&f->dev);
 		return;
 	}
