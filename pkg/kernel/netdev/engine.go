@@ -449,8 +449,8 @@ func (e *Engine) attach(
 	}
 
 	observed, err := e.enter(ctx, p, pod, device, before, place, want)
-	if err == nil {
-		err = e.rdmaToPod(pod, before.RDMA)
+	if err == nil && device.RDMA != nil {
+		err = e.rdmaToPod(pod, before.RDMA, device.RDMA.Nodes)
 	}
 	return observed, err
 }

@@ -31,6 +31,9 @@ type RDMA struct {
 type RDMANames struct {
 	Dir   string
 	Names []string
+	// Nodes are the character devices that the pod's containers have been given already, such as
+	// "uverbs1". It is nil if they get them after the attachment.
+	Nodes []string
 }
 
 // rdmaSystem is the kernel's RDMA system, a [rdma.System]. Tests replace it.
@@ -66,8 +69,8 @@ func (e *Engine) planRDMA(named *RDMANames) (*RDMA, error) {
 
 // rdmaToPod moves the RDMA devices to the pod, after the netdev. So the addresses of the netdev are
 // there when programs of the pod open the device. It reads back, and returns an error for a device
-// that the pod does not have then.
-func (e *Engine) rdmaToPod(pod *conn, before *RDMA) error {
+// that the pod does not have then. given are [RDMANames.Nodes].
+func (e *Engine) rdmaToPod(pod *conn, before *RDMA, given []string) error {
 	if before == nil {
 		return nil
 	}
@@ -86,10 +89,30 @@ func (e *Engine) rdmaToPod(pod *conn, before *RDMA) error {
 	}
 
 	missing, err := e.missingRDMA(pod, before)
-	if err == nil && len(missing) > 0 {
-		err = fmt.Errorf("RDMA devices %s: are not in the pod after the move", names(missing))
+	switch {
+	case err != nil:
+		return err
+	case len(missing) > 0:
+		return fmt.Errorf("RDMA devices %s: are not in the pod after the move", names(missing))
+	case given != nil:
+		return e.checkNodes(before, given)
 	}
-	return err
+	return nil
+}
+
+// checkNodes returns an error unless the RDMA devices have the character devices that containers
+// were given. The kernel gives a device that moves the lowest free numbers.
+func (e *Engine) checkNodes(before *RDMA, given []string) error {
+	now, err := sysfs.Root(e.sysRoot).Dir(before.Dir).RDMANodes()
+	if err != nil {
+		return fmt.Errorf("device nodes of RDMA devices %s: %w", names(before.Devices), err)
+	}
+	if !slices.Equal(now, given) {
+		return fmt.Errorf("RDMA devices %s: have other device nodes since they moved to the pod, %s, "+
+			"and its containers were given %s: delete the pod; claims have no such problem",
+			names(before.Devices), strings.Join(now, ", "), strings.Join(given, ", "))
+	}
+	return nil
 }
 
 // missingRDMA returns the devices that a namespace does not have.

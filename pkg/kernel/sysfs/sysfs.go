@@ -84,6 +84,20 @@ func (r Root) Function(f function.Function) Dir {
 	return r.PCI(f.ID.Address)
 }
 
+// RDMANodes returns the names of the character devices of a device's RDMA devices, which are below
+// /dev/infiniband: "uverbs0", "umad0", "issm0". It shows those of RDMA devices in all network
+// namespaces. A device without RDMA devices has none.
+func (d Dir) RDMANodes() (nodes []string, err error) {
+	for _, class := range []string{"infiniband_verbs", "infiniband_mad"} {
+		names, err := d.Dir(class).Sorted()
+		if err != nil {
+			return nil, err
+		}
+		nodes = append(nodes, names...)
+	}
+	return nodes, nil
+}
+
 // Dir is the path of a directory in sysfs, such as the directory of a device.
 type Dir string
 

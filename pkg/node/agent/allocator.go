@@ -31,6 +31,7 @@ type podAllocator struct {
 	find        func(function.ID) (f function.Function, exists bool)
 	lifecycle   *lifecycle.Manager
 	provisioner provisioning.Provisioner
+	rdma        *rdmaMoves
 	log         logr.Logger
 }
 
@@ -41,6 +42,16 @@ type podAllocator struct {
 // pod, without saying so. Nothing happens in this case. The name of the interface is not known
 // before the CNI plugin is called.
 func (a *podAllocator) Reserve(
+	ctx context.Context, f function.Function, p pool.Pool,
+) (function.Function, error) {
+	f, err := a.reserve(ctx, f, p)
+	if err == nil {
+		err = a.rdma.allocated(f, p)
+	}
+	return f, err
+}
+
+func (a *podAllocator) reserve(
 	ctx context.Context, f function.Function, p pool.Pool,
 ) (function.Function, error) {
 	mac := a.mac(f.ID)

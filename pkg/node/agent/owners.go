@@ -43,7 +43,7 @@ func newOwners(
 		BootID: hardware.bootID, Setup: hardware.setup, Kubelet: kubelet.pods,
 		Announce: hardware.engine.Announce, Seen: hardware.inventory.Get,
 		Driver: hardware.inventory.Driver, Inode: hardware.inventory.Inode,
-		Unusable: pools.unusable, RDMA: pools.rdma, Serve: backend.serve,
+		Unusable: pools.unusable, RDMA: pools.rdma.of, Serve: backend.serve,
 		Quarantined: reports.quarantine, Unquarantined: reports.release, Report: reports.loss,
 		Changed: env.outputs.Notify, Reserved: pools.conflicts.reserved, Tracer: env.tracer,
 		SweepEvery: env.config.times.sweep, AbandonedAfter: env.config.times.abandoned,

@@ -8,8 +8,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/hostuse"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
@@ -22,6 +20,7 @@ import (
 type pools struct {
 	*pool.Tracker
 	vfs       *sriov.VFs
+	rdma      *rdmaMoves
 	conflicts *conflicts
 	cordons   *cordons
 
@@ -40,6 +39,9 @@ func newPools(
 
 	p := &pools{
 		Tracker: tracker, backend: backend, kubelet: kubelet, changed: env.outputs.Notify,
+		rdma: &rdmaMoves{
+			sysRoot: env.config.SysRoot, find: tracker.Get, poolOf: tracker.PoolOf,
+		},
 		cordons: &cordons{changed: env.outputs.Notify, log: env.log.WithName("cordons")},
 		conflicts: &conflicts{
 			journal: env.journal, tracker: tracker, kubelet: kubelet, changed: env.outputs.Notify,
@@ -103,15 +105,4 @@ func (p *pools) unusable(id function.ID, driver string) (reason string) {
 	of, _ := p.PoolOf(id)
 	problem, _ := health.Unusable(f, of, driver)
 	return problem.Message
-}
-
-// rdma implements RDMA of [lifecycle.Options]. RDMA devices go to pods whose pool asks for them,
-// where a pod cannot open one that stays on the host.
-func (p *pools) rdma(id function.ID) *netdev.RDMANames {
-	f, exists := p.Get(id)
-	of, _ := p.PoolOf(id)
-	if !exists || f.RDMAMode != function.RDMAExclusive || !of.Options(f).RDMA {
-		return nil
-	}
-	return &netdev.RDMANames{Dir: string(sysfs.Root("").Function(f)), Names: f.RDMADevices}
 }

@@ -40,7 +40,7 @@ func newDevicePlugin(
 			mac:    backend.macs(env, hardware).Of,
 			portID: backend.portID(env, hardware),
 			find:   hardware.inventory.Get, lifecycle: owners.lifecycle,
-			provisioner: backend.provisioner, log: env.log.WithName("deviceplugin"),
+			provisioner: backend.provisioner, rdma: pools.rdma, log: env.log.WithName("deviceplugin"),
 		},
 		InUse: env.held, Gave: env.gave,
 		Nodes: *hardware.nodes,

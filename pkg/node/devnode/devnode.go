@@ -196,16 +196,12 @@ func (f *Finder) rdma(set *Set, of function.Function) error {
 	}
 
 	set.Info["rdma"]["rdma_dev"] = of.RDMADevices[0]
-	// Each directory has an entry for every character device. The device node is below
-	// /dev/infiniband: uverbs0, umad0, issm0.
-	for _, class := range []string{"infiniband_verbs", "infiniband_mad"} {
-		names, err := f.device(of).Dir(class).Sorted()
-		if err != nil {
-			return err
-		}
-		for _, name := range names {
-			set.add("rdma", strings.TrimRight(name, "0123456789"), "/dev/infiniband/"+name, "rw")
-		}
+	nodes, err := f.device(of).RDMANodes()
+	if err != nil {
+		return err
+	}
+	for _, name := range nodes {
+		set.add("rdma", strings.TrimRight(name, "0123456789"), "/dev/infiniband/"+name, "rw")
 	}
 
 	if f.exists("infiniband/rdma_cm") {

@@ -65,19 +65,24 @@ func cannotServe(f function.Function, p pool.Pool) string {
 // the pod could, or if the pool does not ask for the device.
 //
 // In mode exclusive, only processes in the network namespace of the device can open it
-// (ib_uverbs_open of drivers/infiniband/core/uverbs_main.c), but the device stays on the host. If
-// the mode is unknown, the Function is not offered. An SF that does not exist yet is checked again
+// (ib_uverbs_open of drivers/infiniband/core/uverbs_main.c), and the device goes to the pod. The
+// IPoIB netdev of an InfiniBand Function ends then, and the kernel makes another one
+// (disable_device and enable_device_and_get of drivers/infiniband/core/device.c).
+//
+// If the mode is unknown, the Function is not offered. An SF that does not exist yet is checked again
 // when it is made, because its PF may lack an RDMA device that shows the mode.
 func cannotShare(f function.Function, p pool.Pool) string {
-	exclusive, unknown := f.RDMAMode == function.RDMAExclusive, f.RDMA && f.RDMAMode == ""
+	unknown := f.RDMA && f.RDMAMode == ""
+	again := f.RDMAMode == function.RDMAExclusive && f.LinkType == "infiniband"
 	switch {
-	case !exclusive && !unknown, !p.Options(f).RDMA:
+	case !again && !unknown, !p.Options(f).RDMA:
 		return ""
-	case exclusive:
-		return "the RDMA system of the node is in mode exclusive, in which a pod cannot open the " +
-			`RDMA device of the Function: have "options ib_core netns_mode=1" in /etc/modprobe.d ` +
-			`and boot the node anew, or run "rdma system set netns shared" when it boots, as the ` +
-			"kernel refuses that once there are network namespaces"
+	case again:
+		return "the RDMA system of the node is in mode exclusive, in which the kernel makes the IPoIB " +
+			"netdev of the Function anew when its RDMA device goes to a pod: have " +
+			`"options ib_core netns_mode=1" in /etc/modprobe.d and boot the node anew, or run ` +
+			`"rdma system set netns shared" when it boots, as the kernel refuses that once there ` +
+			"are network namespaces"
 	}
 
 	return "whether a pod can open the RDMA device of the Function is not known: the agent's log " +

@@ -120,9 +120,10 @@ func TestUnusable(t *testing.T) {
 	}
 }
 
-// TestRDMAExclusive checks that a pod does not get an RDMA device that it cannot open, or for which
-// this is unknown. A pool that does not ask for the device is not affected.
-func TestRDMAExclusive(t *testing.T) {
+// TestRDMAModes checks that a pod does not get an RDMA device for which it is unknown whether the pod
+// can open it, or one whose netdev would not survive the way to the pod. A pool that does not ask for
+// the device is not affected.
+func TestRDMAModes(t *testing.T) {
 	pf := function.OfPF("0000:3b:00.0")
 	pf.PFName = "ens1f0"
 	vf := function.Function{
@@ -148,6 +149,12 @@ func TestRDMAExclusive(t *testing.T) {
 		return f
 	}
 
+	ipoib := func(mode function.RDMAMode) function.Function {
+		f := in(mode)
+		f.LinkType = "infiniband"
+		return f
+	}
+
 	const refused, unknown = "rdma system set netns shared", "is not known"
 	for name, test := range map[string]struct {
 		f      function.Function
@@ -156,9 +163,9 @@ func TestRDMAExclusive(t *testing.T) {
 		text   string // "" if the Function can be attached
 	}{
 		"shared": {f: in(function.RDMAShared), p: rdma},
-		"exclusive": {
-			f: in(function.RDMAExclusive), p: rdma, text: refused,
-		},
+		"exclusive":             {f: in(function.RDMAExclusive), p: rdma},
+		"exclusive, InfiniBand": {f: ipoib(function.RDMAExclusive), p: rdma, text: refused},
+		"shared, InfiniBand":    {f: ipoib(function.RDMAShared), p: rdma},
 		"not known":                {f: in(""), p: rdma, text: unknown},
 		"exclusive, not asked for": {f: in(function.RDMAExclusive), p: plain},
 		"not known, not asked for": {f: in(""), p: plain},
@@ -167,9 +174,7 @@ func TestRDMAExclusive(t *testing.T) {
 			f: in(function.RDMAExclusive), p: rdma, driver: "vfio-pci",
 		},
 		"SF that will be made, shared": {f: potential(function.RDMAShared), p: sfs},
-		"SF that will be made, exclusive": {
-			f: potential(function.RDMAExclusive), p: sfs, text: refused,
-		},
+		"SF that will be made, exclusive": {f: potential(function.RDMAExclusive), p: sfs},
 		"SF that will be made, PF without":   {f: potential(""), p: sfs},
 		"SF that will be made, not asked of": {f: potential(function.RDMAExclusive), p: plain},
 	} {

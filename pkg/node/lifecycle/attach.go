@@ -404,7 +404,7 @@ func (m *Manager) rdma(record journal.Attachment) *netdev.RDMANames {
 	if m.options.RDMA == nil || record.Setup != nil && record.Setup.Driver != "" {
 		return nil
 	}
-	return m.options.RDMA(record.Function)
+	return m.options.RDMA(record)
 }
 
 // driverless reports whether a Function certainly has no driver now, although the inventory may not

@@ -132,9 +132,9 @@ type Options struct {
 	// device with the same ID does not have. Without this option, it is not known whether a device
 	// is another one.
 	Inode func(function.ID) (uint64, error)
-	// RDMA names the RDMA devices that go to the pod with a Function's netdev. It returns nil if none
+	// RDMA names the RDMA devices that go to the owner's pod with the Function. It returns nil if none
 	// do, as everywhere where the RDMA system is in mode shared. Without this option, none do.
-	RDMA func(function.ID) *netdev.RDMANames
+	RDMA func(owner journal.Attachment) *netdev.RDMANames
 	// Unusable returns why a Function cannot be attached, according to what the host shows of it,
 	// or "" if it can be attached. driver is the driver that is bound for the owner, or "" for the
 	// Function's own driver. Unusable is called before any change for an owner, and before an

@@ -20,6 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/rdma"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
@@ -128,6 +129,29 @@ func TestRDMAIsChecked(t *testing.T) {
 	r.mustComeBack(t)
 }
 
+// TestRDMANodes checks that a pod does not start whose containers were given device nodes that the
+// RDMA device does not have any more after its move.
+func TestRDMANodes(t *testing.T) {
+	card.InGuest(t, "simnic")
+	pf := card.PFs(t)[0]
+	card.ExclusiveRDMA(t, pf)
+	vf := card.VF(t, pf, 1)
+	r := planRDMA(t, pf, vf)
+	given, err := sysfs.Root("/sys").PCI(vf).RDMANodes()
+	must.Succeed(t, err)
+	r.host.RDMA.Nodes = given
+
+	// The kernel gives the lowest free number, which is that of a device that has gone.
+	other := string(card.VF(t, pf, 0))
+	card.Set(t, "/sys/bus/pci/drivers/simnic/unbind", other)
+	_, err = r.engine.Attach(t.Context(), r.host, r.before, r.place, r.want)
+	if err == nil || !strings.Contains(err.Error(), "have other device nodes") {
+		t.Errorf("attach: %v", err)
+	}
+	card.Set(t, "/sys/bus/pci/drivers/simnic/bind", other)
+	r.mustComeBack(t)
+}
+
 // rdmaPod is a pod that has a VF with its RDMA device.
 type rdmaPod struct {
 	pf, vf   pci.Address
@@ -144,6 +168,17 @@ type rdmaPod struct {
 
 // attachRDMA attaches a VF with its RDMA device, and checks what the pod has of it.
 func attachRDMA(t *testing.T, pf, vf pci.Address) *rdmaPod {
+	t.Helper()
+	r := planRDMA(t, pf, vf)
+	var err error
+	r.observed, err = r.engine.Attach(t.Context(), r.host, r.before, r.place, r.want)
+	must.Succeed(t, err)
+	r.mustBeInPod(t)
+	return r
+}
+
+// planRDMA plans to attach a VF with its RDMA device to a new pod.
+func planRDMA(t *testing.T, pf, vf pci.Address) *rdmaPod {
 	t.Helper()
 	engine, err := netdev.New(netdev.Options{Trace: func(step string) { t.Log(step) }})
 	must.Succeed(t, err)
@@ -168,9 +203,6 @@ func attachRDMA(t *testing.T, pf, vf pci.Address) *rdmaPod {
 
 	r.before, r.place, err = engine.Plan(t.Context(), r.host, r.pod.Path(), r.want)
 	must.Succeed(t, err)
-	r.observed, err = engine.Attach(t.Context(), r.host, r.before, r.place, r.want)
-	must.Succeed(t, err)
-	r.mustBeInPod(t)
 	return r
 }
 

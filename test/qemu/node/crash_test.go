@@ -98,7 +98,7 @@ func (l life) start(event func(string)) (*agent, error) {
 	told := toldJournal{records, event}
 	manager := lifecycle.New(told, engine, netdevs, lifecycle.Options{
 		BootID: "boot", Driver: netdevs.Driver,
-		RDMA: func(function.ID) *netdev.RDMANames { return l.RDMA },
+		RDMA: func(journal.Attachment) *netdev.RDMANames { return l.RDMA },
 	}, logr.Discard())
 
 	return &agent{
