@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
@@ -262,6 +263,17 @@ func (d *Driver) MustPrepare(object *resourceapi.ResourceClaim) {
 			d.node.t.Errorf("no CDI file has device %s", id)
 		}
 	}
+}
+
+// Gives reports whether a CDI file of the agent has the device node of the path for containers.
+func (n *Node) Gives(path string) bool {
+	n.t.Helper()
+	files, err := cdi.NewCache(cdi.WithSpecDirs(n.path("cdi")), cdi.WithAutoRefresh(false))
+	must.Succeed(n.t, err)
+	return slices.ContainsFunc(files.ListDevices(), func(id string) bool {
+		return slices.ContainsFunc(files.GetDevice(id).ContainerEdits.DeviceNodes,
+			func(node *specs.DeviceNode) bool { return node.Path == path })
+	})
 }
 
 // MustUnprepare calls NodeUnprepareResources for one claim, as the kubelet does.

@@ -113,7 +113,7 @@ func guests() []guest {
 			suites: []suite{
 				{name: "netdev", path: "pkg/kernel/netdev",
 					run:   "^Test(Hardware|VLANElsewhere|IPVLANElsewhere|Uppers|StackedOnHost)",
-					limit: 5 * time.Minute},
+					limit: 10 * time.Minute},
 				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficVLAN$",
 					limit: 3 * time.Minute},
 				{name: "isolation", path: "test/qemu/hardware", run: "^TestIsolation$",
@@ -179,7 +179,7 @@ func guests() []guest {
 				{name: "netdev", path: "pkg/kernel/netdev",
 					run: "^Test(Hardware|VLANElsewhere|IPVLANElsewhere|Uppers|StackedOnHost|Wanted|VRF|VLANs|" +
 						"Bond|RestoreAfterEveryStep(OfRestore)?$)",
-					limit: 5 * time.Minute},
+					limit: 10 * time.Minute},
 				{name: "story", path: "test/e2e/story", run: "^TestBond", limit: 3 * time.Minute},
 				{name: "functions", path: "test/qemu/hardware", run: "^Test(Inventory|Cards)$",
 					limit: 3 * time.Minute},
@@ -259,6 +259,11 @@ func guests() []guest {
 				},
 				{name: "rdma", path: "test/qemu/hardware", run: "^TestRDMA(Exclusive|IsChecked|Nodes)$",
 					limit: 3 * time.Minute},
+				{
+					name: "rdma-claim", path: "test/qemu/node", run: "^TestClaimedRDMA$",
+					limit:    5 * time.Minute,
+					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"}, api: true,
+				},
 				{name: "rdma-crash", path: "test/qemu/node", run: "^TestRDMACrashAtEachStep$",
 					limit: 10 * time.Minute},
 				{name: "vdpa", path: "test/qemu/hardware", run: "^TestVDPA",
