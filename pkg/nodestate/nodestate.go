@@ -59,7 +59,10 @@ type Function struct {
 	NumVFs          int      `json:"numVFs,omitempty"`
 	TotalVFs        int      `json:"totalVFs,omitempty"`
 	RDMADevices     []string `json:"rdmaDevices,omitempty"`
-	IOMMUGroup      string   `json:"iommuGroup,omitempty"`
+	// RDMAMode is the mode of the node's RDMA system, "shared" or "exclusive"; "" if it is unknown,
+	// and for a Function without RDMA devices.
+	RDMAMode   function.RDMAMode `json:"rdmaMode,omitempty"`
+	IOMMUGroup string            `json:"iommuGroup,omitempty"`
 	// HostUse is how the host itself uses the netdev, which keeps the Function from pods: "is a
 	// port of bridge br0".
 	HostUse string `json:"hostUse,omitempty"`
@@ -205,7 +208,7 @@ func NewFunction(f function.Function) Function {
 		Netdev: f.Netdev, LinkType: f.LinkType, LinkUp: f.LinkUp, NumVFs: f.NumVFs,
 		TotalVFs:  f.TotalVFs,
 		AuxDevice: f.AuxDevice, AdminDown: f.AdminDown, HostUse: f.HostUse,
-		RDMADevices: f.RDMADevices, IOMMUGroup: f.IOMMUGroup, DefaultRoute: f.DefaultRoute,
-		Potential: f.Potential,
+		RDMADevices: f.RDMADevices, RDMAMode: f.RDMAMode,
+		IOMMUGroup: f.IOMMUGroup, DefaultRoute: f.DefaultRoute, Potential: f.Potential,
 	}
 }

@@ -75,3 +75,6 @@ func CookieOf(netNS string) (uint64, error) {
 	defer c.close()
 	return c.cookie, nil
 }
+
+// UseRDMA replaces the kernel's RDMA system.
+func (e *Engine) UseRDMA(system rdmaSystem) { e.rdma = system }

@@ -64,7 +64,7 @@ func newAllocations(t *testing.T) (*podAllocator, *journal.Journal, *workshop, p
 	return &podAllocator{
 			mac:    func(id function.ID) function.MAC { return provisioning.MAC("node1", id) },
 			portID: func(function.ID) string { return "" },
-			find:   w.Get, log: log,
+			find:   w.Get, rdma: &rdmaMoves{}, log: log,
 			lifecycle: lifecycle.New(records, nil, nil, lifecycle.Options{Setup: w}, log),
 		}, records, w, pool.Pool{
 			Name: "fast", Functions: []function.Function{function.PotentialSF(pf, 1)},
