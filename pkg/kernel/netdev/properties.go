@@ -386,7 +386,8 @@ var table = []Property{
 			"the next owner",
 	},
 	{
-		Name: "RDMA devices, in mode exclusive", Source: FromRDMA, Move: Stays,
+		Name: "RDMA devices", Title: "RDMA devices, where the RDMA system is in mode exclusive",
+		Source: FromRDMA, Move: Stays,
 		Check: "compared: that they are in the pod",
 		Release: "moved to the host before the netdev, from whatever namespace they are found in; " +
 			"otherwise the Function is kept from the next owner. What `rdma statistic` sets stays",

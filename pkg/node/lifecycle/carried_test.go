@@ -209,6 +209,7 @@ var elsewhere = map[string][]string{
 	"TestVLANs":            {"VLAN interfaces"},
 	"TestVRF":              {"VRF"},
 	"TestBond":             {"bond"},
+	"TestRDMAExclusive":    {"RDMA devices", "RDMA name ", "RDMA moderation "}, // of test/qemu/hardware
 }
 
 // TestEveryProperty: TestPodLeavesNothing changes every property in a pod, or a test elsewhere does.

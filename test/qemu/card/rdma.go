@@ -20,6 +20,12 @@ func ExclusiveRDMA(t *testing.T, pf pci.Address) {
 	t.Helper()
 	setMode(t, "exclusive")
 	t.Cleanup(func() { setMode(t, "shared") })
+	RDMA(t, pf)
+}
+
+// RDMA gives each VF of a PF of simnic an RDMA device until the test ends.
+func RDMA(t *testing.T, pf pci.Address) {
+	t.Helper()
 	SetAttribute(t, pf, "simnic_rdma", "1")
 	t.Cleanup(func() { SetAttribute(t, pf, "simnic_rdma", "0") })
 }

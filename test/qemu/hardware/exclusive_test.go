@@ -103,6 +103,34 @@ func TestRDMAExclusive(t *testing.T) {
 	}
 }
 
+// TestRDMAShared checks that programs of a pod can open the RDMA device of a VF in mode shared, in
+// which it stays on the host.
+func TestRDMAShared(t *testing.T) {
+	card.InGuest(t, "simnic")
+	pf := card.PFs(t)[0]
+	card.RDMA(t, pf)
+	vf := card.VF(t, pf, 1)
+
+	seen, _ := follow(t).Get(function.ID{Address: vf})
+	if seen.RDMAMode != function.RDMAShared || len(seen.RDMADevices) != 1 {
+		t.Fatalf("the inventory has RDMA devices %q, mode %q", seen.RDMADevices, seen.RDMAMode)
+	}
+	nodes, err := sysfs.Root("/sys").PCI(vf).RDMANodes()
+	if err != nil || len(nodes) != 1 {
+		t.Fatalf("character devices of the VF: %q, %v", nodes, err)
+	}
+	must.Succeed(t, netns.New(t).Do(func() error { return open(nodes[0]) }))
+}
+
+// open opens a character device of an RDMA device.
+func open(node string) error {
+	file, err := os.OpenFile(filepath.Join("/dev/infiniband", node), os.O_RDWR, 0)
+	if err == nil {
+		err = file.Close()
+	}
+	return err
+}
+
 // TestRDMAIsChecked checks that CHECK misses an RDMA device that left the pod.
 func TestRDMAIsChecked(t *testing.T) {
 	card.InGuest(t, "simnic")
@@ -216,21 +244,14 @@ func (r *rdmaPod) mustBeInPod(t *testing.T) {
 		t.Fatalf("the pod has RDMA devices %+v, want %+v", there, r.device)
 	}
 
-	nodes, err := filepath.Glob(filepath.Join(card.Devices, string(r.vf), "infiniband_verbs/*"))
+	nodes, err := sysfs.Root("/sys").PCI(r.vf).RDMANodes()
 	if err != nil || len(nodes) != 1 {
 		t.Fatalf("character devices of the VF: %q, %v", nodes, err)
 	}
-	open := func() error {
-		file, err := os.OpenFile("/dev/infiniband/"+filepath.Base(nodes[0]), os.O_RDWR, 0)
-		if err == nil {
-			err = file.Close()
-		}
-		return err
-	}
-	if err := open(); !errors.Is(err, unix.EPERM) {
+	if err := open(nodes[0]); !errors.Is(err, unix.EPERM) {
 		t.Errorf("opened on the host: %v, want %v", err, unix.EPERM)
 	}
-	must.Succeed(t, r.pod.Do(open))
+	must.Succeed(t, r.pod.Do(func() error { return open(nodes[0]) }))
 
 	const gid = "0000:0000:0000:0000:0000:ffff:c000:0201" // 192.0.2.1
 	gids := filepath.Join(r.pod.Sysfs(t), "class/infiniband", r.device.Name, "ports/1/gids")

@@ -257,7 +257,7 @@ func guests() []guest {
 					run: "^TestClaimedSubfunction$", limit: 3 * time.Minute,
 					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"}, api: true,
 				},
-				{name: "rdma", path: "test/qemu/hardware", run: "^TestRDMA(Exclusive|IsChecked|Nodes)$",
+				{name: "rdma", path: "test/qemu/hardware", run: "^TestRDMA(Shared|Exclusive|IsChecked|Nodes)$",
 					limit: 3 * time.Minute},
 				{
 					name: "rdma-claim", path: "test/qemu/node", run: "^TestClaimedRDMA$",
