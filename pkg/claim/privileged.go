@@ -32,6 +32,7 @@ func PrivilegedFields(c v1alpha1.InterfaceConfig) []v1alpha1.PrivilegedField {
 		add(vf.MinTxRate != nil, v1alpha1.FieldMinTxRate)
 		add(vf.MaxTxRate != nil, v1alpha1.FieldMaxTxRate)
 		add(vf.LinkState != "", v1alpha1.FieldLinkState)
+		add(vf.NodeGUID != "" || vf.PortGUID != "", v1alpha1.FieldGUID)
 	}
 
 	if e := c.Ethtool; e != nil {

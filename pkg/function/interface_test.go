@@ -349,6 +349,20 @@ func TestValidate(t *testing.T) {
 		"link state": {func(i *function.Interface) {
 			i.VF = &function.VFConfig{LinkState: "up"}
 		}, `vf.linkState "up": must be one of auto, enable, disable`},
+		"GUIDs": {func(i *function.Interface) {
+			i.VF = &function.VFConfig{
+				NodeGUID: "00:11:22:33:44:55:66:77", PortGUID: "00:11:22:33:44:55:66:78",
+			}
+		}, ""},
+		"zeros as GUID": {func(i *function.Interface) {
+			i.VF = &function.VFConfig{NodeGUID: "00:00:00:00:00:00:00:00"}
+		}, `vf.nodeGUID "00:00:00:00:00:00:00:00": must be 8 bytes such as`},
+		"ones as GUID": {func(i *function.Interface) {
+			i.VF = &function.VFConfig{PortGUID: "ff:ff:ff:ff:ff:ff:ff:ff"}
+		}, `vf.portGUID "ff:ff:ff:ff:ff:ff:ff:ff": must be 8 bytes such as`},
+		"short GUID": {func(i *function.Interface) {
+			i.VF = &function.VFConfig{PortGUID: "00:11:22:33:44:55"}
+		}, `vf.portGUID "00:11:22:33:44:55": must be 8 bytes`},
 	}
 
 	for name, test := range tests {

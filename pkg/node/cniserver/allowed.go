@@ -35,6 +35,7 @@ func (a cniRequest) privileged(joins bool) map[v1alpha1.PrivilegedField]string {
 		add(vf.MinTxRate != nil, v1alpha1.FieldMinTxRate, "min_tx_rate")
 		add(vf.MaxTxRate != nil, v1alpha1.FieldMaxTxRate, "max_tx_rate")
 		add(vf.LinkState != "", v1alpha1.FieldLinkState, "link_state")
+		add(vf.Identified(), v1alpha1.FieldGUID, "infinibandGUID")
 	}
 
 	for group, field := range map[string]v1alpha1.PrivilegedField{

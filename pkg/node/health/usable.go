@@ -24,6 +24,11 @@ func Unusable(f function.Function, p pool.Pool, driver string) (problem function
 		return function.Problem{}, true
 	}
 
+	if err := f.CheckLinkType(function.Interface{}, p.Spec.Network); err != nil {
+		message := fmt.Sprintf("DevicePool %s: spec.%v", p.Name, err)
+		return function.Problem{Taint: v1alpha1.TaintFault, Message: message}, false
+	}
+
 	fault := cannotServe(f, p)
 	if fault == "" {
 		fault = cannotShare(f, p)
