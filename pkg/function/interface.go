@@ -139,7 +139,11 @@ func (i Interface) Validate() error {
 			fmt.Errorf("mtu %d: must be %d or more, or 0 to keep the netdev's", i.MTU, minMTU))
 	}
 
-	if i.MAC != "" && !i.MAC.isUnicast() {
+	switch {
+	case i.MAC == "" || i.MAC.isUnicast():
+	case i.MAC.PortGUID() != "":
+		errs = append(errs, fmt.Errorf("mac %q: %w", i.MAC, ErrNoMAC))
+	default:
 		errs = append(errs,
 			fmt.Errorf("mac %q: must be a unicast Ethernet address such as 02:00:00:00:00:01",
 				i.MAC))

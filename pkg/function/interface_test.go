@@ -71,6 +71,9 @@ func TestValidate(t *testing.T) {
 		"InfiniBand MAC": {func(i *function.Interface) {
 			i.MAC = "02:00:00:00:00:00:00:01"
 		}, "must be a unicast"},
+		"address of InfiniBand": {func(i *function.Interface) {
+			i.MAC = "80:00:10:28:fe:80:00:00:00:00:00:00:00:11:22:33:44:55:66:77"
+		}, "must be absent: an InfiniBand interface has no MAC address that can be set"},
 		"no address": {func(i *function.Interface) {
 			i.Addresses = make([]netip.Prefix, 1)
 		}, "addresses[0]: must be an address"},

@@ -291,6 +291,10 @@ func (m *fieldErrors) mac(field, text string) function.MAC {
 	}
 
 	mac, err := function.ParseMAC(text)
+	if mac.PortGUID() != "" {
+		m.add("%s %q: %w", field, short(text), function.ErrNoMAC)
+		return ""
+	}
 	if err != nil || (function.Interface{Name: "any", MAC: mac}).Validate() != nil {
 		m.add("%s %q: must be a unicast Ethernet address such as 02:00:00:00:00:01", field,
 			short(text))
