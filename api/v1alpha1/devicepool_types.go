@@ -334,7 +334,7 @@ type DevicePluginSpec struct {
 
 // PrivilegedField is a field of an InterfaceConfig by which a pod can take something from others,
 // or make the PF trust it.
-// +kubebuilder:validation:Enum=mac;addresses;driver;vf.vlan;vf.qos;vf.trust;vf.spoofCheck;vf.minTxRate;vf.maxTxRate;vf.linkState;ethtool.privateFlags;ethtool.channels;ethtool.rings;ethtool.pause
+// +kubebuilder:validation:Enum=mac;addresses;driver;vf.vlan;vf.qos;vf.trust;vf.spoofCheck;vf.minTxRate;vf.maxTxRate;vf.linkState;vf.nodeGUID;vf.portGUID;ethtool.privateFlags;ethtool.channels;ethtool.rings;ethtool.pause
 type PrivilegedField string
 
 const (
@@ -348,6 +348,8 @@ const (
 	FieldMinTxRate    PrivilegedField = "vf.minTxRate"
 	FieldMaxTxRate    PrivilegedField = "vf.maxTxRate"
 	FieldLinkState    PrivilegedField = "vf.linkState"
+	FieldNodeGUID     PrivilegedField = "vf.nodeGUID"
+	FieldPortGUID     PrivilegedField = "vf.portGUID"
 	FieldPrivateFlags PrivilegedField = "ethtool.privateFlags"
 	// Channels and rings take interrupts and memory of the node, which no limit of the pod counts.
 	FieldChannels PrivilegedField = "ethtool.channels"
@@ -359,7 +361,8 @@ const (
 func PrivilegedFields() []PrivilegedField {
 	return []PrivilegedField{
 		FieldMAC, FieldAddresses, FieldDriver, FieldVLAN, FieldQoS, FieldTrust, FieldSpoofCheck,
-		FieldMinTxRate, FieldMaxTxRate, FieldLinkState, FieldPrivateFlags,
+		FieldMinTxRate, FieldMaxTxRate, FieldLinkState, FieldNodeGUID, FieldPortGUID,
+		FieldPrivateFlags,
 		FieldChannels, FieldRings, FieldPause,
 	}
 }

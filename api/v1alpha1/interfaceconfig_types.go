@@ -241,6 +241,15 @@ type VFConfig struct {
 	// LinkState is "auto", "enable" or "disable".
 	// +optional
 	LinkState string `json:"linkState,omitempty"`
+
+	// NodeGUID is the GUID of the VF's RDMA device, "00:11:22:33:44:55:66:77", for the VF of an
+	// InfiniBand PF. The PF must report the one that the VF has, so that it can be given back.
+	// +optional
+	NodeGUID string `json:"nodeGUID,omitempty"`
+
+	// PortGUID is the GUID of the VF's port, as nodeGUID. The subnet manager knows the VF by it.
+	// +optional
+	PortGUID string `json:"portGUID,omitempty"`
 }
 
 // InterfaceNetwork is a network whose frames have a VLAN tag at the Function.
@@ -291,8 +300,8 @@ type InterfaceConfig struct {
 	// +optional
 	MTU *int32 `json:"mtu,omitempty"`
 
-	// MAC is a unicast address, "02:00:00:00:00:01". Absent means an address that is derived from
-	// claim, node and Function.
+	// MAC is a unicast Ethernet address, "02:00:00:00:00:01". Absent means an address that is derived
+	// from claim, node and Function. An InfiniBand Function has none: see vf.portGUID.
 	// +optional
 	MAC string `json:"mac,omitempty"`
 

@@ -238,7 +238,8 @@ func TestInterface(t *testing.T) {
 		"ethtool": {"features": {"rx-gro": false, "rx-lro": true}, "privateFlags": {"p": true}, "channels": {"rx": 2},
 			"rings": {"rx": 64}, "coalescing": {"rx-usecs": 8}, "pause": {"rx": true, "tx": false},
 			"rss": {"weights": [3, 1], "hashKey": "6D:5a", "hashFunction": "toeplitz"}},
-		"vf": {"vlan": 5, "qos": 3, "vlanProtocol": "802.1ad", "trust": true, "spoofCheck": false, "minTxRate": 100, "maxTxRate": 1000, "linkState": "enable"}`)))
+		"vf": {"vlan": 5, "qos": 3, "vlanProtocol": "802.1ad", "trust": true, "spoofCheck": false, "minTxRate": 100, "maxTxRate": 1000, "linkState": "enable",
+			"nodeGUID": "00:11:22:33:44:55:66:77", "portGUID": "00:11:22:33:44:55:66:7F"}`)))
 
 	if err != nil || devices[0].ConfigErr != nil {
 		t.Fatal(err, devices[0].ConfigErr)
@@ -277,7 +278,8 @@ func TestInterface(t *testing.T) {
 		AllMulticast: true,
 		VF: &function.VFConfig{VLAN: ptr.To(5), QoS: ptr.To(3), Proto: "802.1ad",
 			Trust: ptr.To(true), SpoofCheck: ptr.To(false),
-			MinTxRate: ptr.To(100), MaxTxRate: ptr.To(1000), LinkState: "enable"},
+			MinTxRate: ptr.To(100), MaxTxRate: ptr.To(1000), LinkState: "enable",
+			NodeGUID: "00:11:22:33:44:55:66:77", PortGUID: "00:11:22:33:44:55:66:7f"},
 	}
 
 	comparers := cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})}

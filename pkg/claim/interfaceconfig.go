@@ -109,7 +109,6 @@ func Interface(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 	i := function.Interface{
 		Name:         cmp.Or(c.InterfaceName, defaultName),
 		MTU:          int(ptr.Deref(c.MTU, 0)),
-		VF:           vfOf(c.VF),
 		AllMulticast: ptr.Deref(c.AllMulticast, false),
 		Sysctls:      maps.Clone(c.Sysctls),
 		Offload:      offloadOf(c.Offload),
@@ -129,6 +128,8 @@ func Interface(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 	}
 
 	var err error
+	i.VF, err = vfOf(c.VF)
+	errs = append(errs, err)
 	i.Ethtool, err = ethtoolOf(c.Ethtool)
 	errs = append(errs, err)
 	if c.MAC != "" {
@@ -427,16 +428,30 @@ func offloadOf(c *v1alpha1.Offload) *function.Offload {
 	}
 }
 
-func vfOf(c *v1alpha1.VFConfig) *function.VFConfig {
+func vfOf(c *v1alpha1.VFConfig) (*function.VFConfig, error) {
 	if c == nil {
-		return nil
+		return nil, nil
 	}
+
+	node, nodeErr := guidOf("vf.nodeGUID", c.NodeGUID)
+	port, portErr := guidOf("vf.portGUID", c.PortGUID)
 	return &function.VFConfig{
 		VLAN: intPtr(c.VLAN), QoS: intPtr(c.QoS), Proto: c.VLANProtocol,
 		Trust: c.Trust, SpoofCheck: c.SpoofCheck,
 		MinTxRate: intPtr(c.MinTxRate), MaxTxRate: intPtr(c.MaxTxRate),
-		LinkState: c.LinkState,
+		LinkState: c.LinkState, NodeGUID: node, PortGUID: port,
+	}, errors.Join(nodeErr, portErr)
+}
+
+func guidOf(field, text string) (function.GUID, error) {
+	if text == "" {
+		return "", nil
 	}
+	guid, err := function.ParseGUID(text)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", field, err)
+	}
+	return guid, nil
 }
 
 func intPtr(p *int32) *int {

@@ -35,6 +35,7 @@ func Limits() map[string]Limit {
 	natural, size := between(0, math.MaxInt32), between(1, function.MaxOffload)
 	name := Limit{Length: function.MaxName}
 	table := between(1, math.MaxInt32)
+	guid := Limit{Length: 23, Pattern: function.GUIDPattern, Must: function.MustBeGUID}
 
 	return map[string]Limit{
 		"addresses":           {Items: maxAddresses},
@@ -82,6 +83,8 @@ func Limits() map[string]Limit {
 		},
 		"vf.maxTxRate":    natural,
 		"vf.minTxRate":    natural,
+		"vf.nodeGUID":     guid,
+		"vf.portGUID":     guid,
 		"vf.qos":          between(0, function.MaxQoS),
 		"vf.vlan":         between(0, function.MaxVLAN),
 		"vf.vlanProtocol": {Choices: []string{function.VLAN8021Q, function.VLAN8021AD}},

@@ -82,6 +82,10 @@ func TestLimits(t *testing.T) {
 			right["long"] = fmt.Sprintf("%q", strings.Repeat("6d:", limit.Length/3)+"6d")
 			wrong["longer"] = fmt.Sprintf("%q", strings.Repeat("6d:", limit.Length/3+1)+"6d")
 			wrong["no key"] = `"6d5a"`
+		} else if strings.HasSuffix(path, "GUID") {
+			right["GUID"] = `"00:11:22:33:44:55:66:7F"`
+			wrong["short"], wrong["longer"] = `"00:11:22:33:44:55:66"`, `"00:11:22:33:44:55:66:77:88"`
+			wrong["no colons"] = `"0011.2233.4455.6677"`
 		} else if limit.Pattern != "" {
 			const variant = "_vfio_pci"
 			right["the driver"], right["a variant"] = `"vfio-pci"`, `"mlx5_vfio_pci"`

@@ -32,6 +32,8 @@ func PrivilegedFields(c v1alpha1.InterfaceConfig) []v1alpha1.PrivilegedField {
 		add(vf.MinTxRate != nil, v1alpha1.FieldMinTxRate)
 		add(vf.MaxTxRate != nil, v1alpha1.FieldMaxTxRate)
 		add(vf.LinkState != "", v1alpha1.FieldLinkState)
+		add(vf.NodeGUID != "", v1alpha1.FieldNodeGUID)
+		add(vf.PortGUID != "", v1alpha1.FieldPortGUID)
 	}
 
 	if e := c.Ethtool; e != nil {

@@ -26,6 +26,8 @@ func TestPrivileged(t *testing.T) {
 		v1alpha1.FieldMinTxRate:  `"vf": {"minTxRate": 0}`,
 		v1alpha1.FieldMaxTxRate:  `"vf": {"maxTxRate": 1}`,
 		v1alpha1.FieldLinkState:  `"vf": {"linkState": "auto"}`,
+		v1alpha1.FieldNodeGUID:   `"vf": {"nodeGUID": "00:11:22:33:44:55:66:77"}`,
+		v1alpha1.FieldPortGUID:   `"vf": {"portGUID": "00:11:22:33:44:55:66:77"}`,
 
 		v1alpha1.FieldPrivateFlags: `"ethtool": {"privateFlags": {"x": false}}`,
 		v1alpha1.FieldChannels:     `"ethtool": {"channels": {"rx": 1}}`,

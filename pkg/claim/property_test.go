@@ -52,6 +52,8 @@ var wrong = map[string][][2]string{
 	"vf.minTxRate":    {{`-1`, "must be 0-"}},
 	"vf.maxTxRate":    {{`-1`, "must be 0-"}},
 	"vf.linkState":    {{`"up"`, "must be one of auto, enable, disable"}},
+	"vf.nodeGUID":     {{`"00:11:22:33:44:55"`, "must be 8 bytes"}, {`"ff:ff:ff:ff:ff:ff:ff:ff"`, "all ones"}},
+	"vf.portGUID":     {{`"0011.2233.4455.6677"`, "must be 8 bytes"}, {`"00:00:00:00:00:00:00:00"`, "zeros"}},
 
 	"offload.gsoIPv4MaxSize": {{`0`, "must be 1-524280"}},
 	"offload.groIPv4MaxSize": {{`0`, "must be 1-524280"}},

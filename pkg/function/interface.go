@@ -87,6 +87,9 @@ type VFConfig struct {
 	MinTxRate  *int   `json:"minTxRate,omitempty"` // guaranteed rate in Mbit/s; 0 removes it
 	MaxTxRate  *int   `json:"maxTxRate,omitempty"` // maximum rate in Mbit/s; 0 removes it
 	LinkState  string `json:"linkState,omitempty"` // "auto" (the PF's), "enable" or "disable"
+	// GUIDs of the VF of an InfiniBand PF
+	NodeGUID GUID `json:"nodeGUID,omitempty"`
+	PortGUID GUID `json:"portGUID,omitempty"`
 }
 
 // Rate limits what a Function sends, in Mbit/s; 0 means no limit.
@@ -100,6 +103,9 @@ func (r Rate) String() string { return fmt.Sprintf("rates of %d-%d Mbit/s", r.Mi
 
 // Rated reports whether a rate is configured.
 func (c *VFConfig) Rated() bool { return c != nil && (c.MinTxRate != nil || c.MaxTxRate != nil) }
+
+// Identified reports whether a GUID is configured.
+func (c *VFConfig) Identified() bool { return c != nil && (c.NodeGUID != "" || c.PortGUID != "") }
 
 // Rate returns r with the configured rates applied.
 func (c *VFConfig) Rate(r Rate) Rate {
@@ -133,7 +139,11 @@ func (i Interface) Validate() error {
 			fmt.Errorf("mtu %d: must be %d or more, or 0 to keep the netdev's", i.MTU, minMTU))
 	}
 
-	if i.MAC != "" && !i.MAC.isUnicast() {
+	switch {
+	case i.MAC == "" || i.MAC.isUnicast():
+	case i.MAC.PortGUID() != "":
+		errs = append(errs, fmt.Errorf("mac %q: %w", i.MAC, ErrNoMAC))
+	default:
 		errs = append(errs,
 			fmt.Errorf("mac %q: must be a unicast Ethernet address such as 02:00:00:00:00:01",
 				i.MAC))
@@ -231,12 +241,20 @@ func (c *VFConfig) validate() error {
 		}
 	}
 
+	usable := func(field string, guid GUID) {
+		if guid != "" && !guid.IsUsable() {
+			errs = append(errs, fmt.Errorf("vf.%s %q: %s", field, guid, MustBeGUID))
+		}
+	}
+
 	inRange("vlan", c.VLAN, MaxVLAN)
 	inRange("qos", c.QoS, MaxQoS)
 	inRange("minTxRate", c.MinTxRate, math.MaxInt32)
 	inRange("maxTxRate", c.MaxTxRate, math.MaxInt32)
 	oneOf("vlanProtocol", c.Proto, VLAN8021Q, VLAN8021AD)
 	oneOf("linkState", c.LinkState, LinkAuto, LinkEnable, LinkDisable)
+	usable("nodeGUID", c.NodeGUID)
+	usable("portGUID", c.PortGUID)
 	tagged := c.VLAN != nil && *c.VLAN > 0
 	if !tagged && (c.Proto != "" || c.QoS != nil && *c.QoS > 0) {
 		errs = append(errs,

@@ -71,6 +71,9 @@ func TestValidate(t *testing.T) {
 		"InfiniBand MAC": {func(i *function.Interface) {
 			i.MAC = "02:00:00:00:00:00:00:01"
 		}, "must be a unicast"},
+		"address of InfiniBand": {func(i *function.Interface) {
+			i.MAC = "80:00:10:28:fe:80:00:00:00:00:00:00:00:11:22:33:44:55:66:77"
+		}, "must be absent: an InfiniBand interface has no MAC address that can be set"},
 		"no address": {func(i *function.Interface) {
 			i.Addresses = make([]netip.Prefix, 1)
 		}, "addresses[0]: must be an address"},
@@ -349,6 +352,20 @@ func TestValidate(t *testing.T) {
 		"link state": {func(i *function.Interface) {
 			i.VF = &function.VFConfig{LinkState: "up"}
 		}, `vf.linkState "up": must be one of auto, enable, disable`},
+		"GUIDs": {func(i *function.Interface) {
+			i.VF = &function.VFConfig{
+				NodeGUID: "00:11:22:33:44:55:66:77", PortGUID: "00:11:22:33:44:55:66:78",
+			}
+		}, ""},
+		"zeros as GUID": {func(i *function.Interface) {
+			i.VF = &function.VFConfig{NodeGUID: "00:00:00:00:00:00:00:00"}
+		}, `vf.nodeGUID "00:00:00:00:00:00:00:00": must be 8 bytes such as`},
+		"ones as GUID": {func(i *function.Interface) {
+			i.VF = &function.VFConfig{PortGUID: "ff:ff:ff:ff:ff:ff:ff:ff"}
+		}, `vf.portGUID "ff:ff:ff:ff:ff:ff:ff:ff": must be 8 bytes such as`},
+		"short GUID": {func(i *function.Interface) {
+			i.VF = &function.VFConfig{PortGUID: "00:11:22:33:44:55"}
+		}, `vf.portGUID "00:11:22:33:44:55": must be 8 bytes`},
 	}
 
 	for name, test := range tests {

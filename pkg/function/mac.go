@@ -28,6 +28,32 @@ func (m MAC) HardwareAddr() net.HardwareAddr {
 	return address
 }
 
+// infiniBandSize is the size of an InfiniBand address in bytes (INFINIBAND_ALEN of
+// include/linux/if_infiniband.h). The last 8 bytes are the port's GUID. The other ones are the number
+// of a queue pair, which a driver chooses anew when it makes the netdev, and the prefix of the
+// subnet (IPOIB_ADDR of RFC 4391, section 9.1.1).
+const infiniBandSize = 20
+
+// PortGUID returns the port's GUID in an InfiniBand address, or "" for another address.
+func (m MAC) PortGUID() GUID {
+	address := m.HardwareAddr()
+	if len(address) != infiniBandSize {
+		return ""
+	}
+	return GUID(address[infiniBandSize-guidSize:].String())
+}
+
+// At returns m as a netdev can have it that has the address now. Of an InfiniBand address only the
+// port's GUID can be set (ipoib_check_lladdr of drivers/infiniband/ulp/ipoib/ipoib_main.c), so that
+// At takes the rest from now. Other addresses stay.
+func (m MAC) At(now MAC) MAC {
+	if m.PortGUID() == "" || now.PortGUID() == "" {
+		return m
+	}
+	const rest = infiniBandSize - guidSize
+	return MAC(append(now.HardwareAddr()[:rest:rest], m.HardwareAddr()[rest:]...).String())
+}
+
 // isUnicast reports whether m is an Ethernet address that one netdev can have.
 func (m MAC) isUnicast() bool {
 	address := m.HardwareAddr()

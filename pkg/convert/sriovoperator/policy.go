@@ -177,6 +177,11 @@ func (p policySpec) make(spec *v1alpha1.DevicePoolSpec) (notes []string) {
 		v1alpha1.FieldSpoofCheck, v1alpha1.FieldMinTxRate, v1alpha1.FieldMaxTxRate,
 		v1alpha1.FieldLinkState,
 	}
+	if slices.Contains([]string{"ib", "IB"}, p.LinkType) {
+		spec.Allow = []v1alpha1.PrivilegedField{
+			v1alpha1.FieldLinkState, v1alpha1.FieldNodeGUID, v1alpha1.FieldPortGUID,
+		}
+	}
 	return append(notes, "allow has all that networks could set there: take out what they need not")
 }
 

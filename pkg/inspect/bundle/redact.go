@@ -187,6 +187,7 @@ func opaque(value any) any {
 			parameters.vrf: name table
 			parameters.offload: gsoMaxSize groMaxSize gsoIPv4MaxSize groIPv4MaxSize
 			parameters.vf: vlan qos vlanProtocol trust spoofCheck minTxRate maxTxRate linkState
+			parameters.vf: nodeGUID portGUID
 		`
 	}
 

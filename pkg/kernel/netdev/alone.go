@@ -38,6 +38,10 @@ func (e *Engine) makeAlone(
 	ctx context.Context, l *link, place Place, rebinding *Rebinding,
 ) error {
 	on, err := e.stackedAnywhere(ctx, l)
+	if err == nil && on == "" && l.infiniBand() {
+		// Nothing shows child interfaces in other namespaces: see [Engine.onTop].
+		return e.dropEverywhere(ctx, l.Identity.Index, place)
+	}
 	if on == "" || err != nil {
 		return err
 	}
@@ -75,7 +79,17 @@ func (e *Engine) stackedAnywhere(ctx context.Context, l *link) (string, error) {
 
 // onTop returns what is stacked on a netdev of the host, or "" for nothing. If certain is false, a
 // VLAN may be stacked on it although onTop returns "".
+//
+// The kernel's list of upper netdevs does not have the child interfaces of an InfiniBand netdev. They
+// are seen in the namespace of the host only.
 func (e *Engine) onTop(l *link) (on string, certain bool, err error) {
+	if l.infiniBand() {
+		children, err := stackedOn(e.host, l.Identity.Index, ownNamespace)
+		if err != nil || len(children) > 0 {
+			return firstOf(children), true, err
+		}
+	}
+
 	has, known, err := e.upper(l)
 	if err != nil || known && !has {
 		return "", known, err
@@ -87,6 +101,14 @@ func (e *Engine) onTop(l *link) (on string, certain bool, err error) {
 	}
 
 	return on, known, err
+}
+
+// firstOf names the first of the netdevs, or returns "" if there is none.
+func firstOf(netdevs []netlink.Link) string {
+	if len(netdevs) == 0 {
+		return ""
+	}
+	return netdevs[0].Type() + " " + netdevs[0].Attrs().Name
 }
 
 // probes is the network namespace in which probes are requested. A probe is a request for a netdev

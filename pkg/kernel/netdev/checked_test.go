@@ -71,7 +71,8 @@ var changesOfVF = map[string]func(*netdev.VFState){
 // checkedElsewhere has the tests of CHECK that need more than a veth, by properties.
 var checkedElsewhere = map[string][]string{
 	"TestVLANs": {"VLAN interfaces"}, "TestVRF": {"VRF"}, "TestBond": {"bond"},
-	"TestRate": {"eswitch min_tx_rate", "eswitch max_tx_rate"},
+	"TestRate":  {"eswitch min_tx_rate", "eswitch max_tx_rate"},
+	"TestGUIDs": {"vf node_guid", "vf port_guid"},
 }
 
 // TestCheckOfEveryProperty checks that CHECK finds a change of each property that it compares, and

@@ -149,6 +149,8 @@ type link struct {
 	conf6 []uint32
 }
 
+func (l *link) infiniBand() bool { return l.linkType == unix.ARPHRD_INFINIBAND }
+
 // at returns the link with the index. If index is 0, the attributes name the link. It returns nil
 // without an error if there is no such link.
 func (c *conn) at(index int, attributes ...*nl.RtAttr) (*link, error) {

@@ -263,6 +263,9 @@ func (e *Engine) snapshot(
 	if err := e.checkUnused(l); err != nil {
 		return s, settings, err
 	}
+	if want.MAC != "" && l.infiniBand() {
+		return s, settings, fmt.Errorf("mac: netdev %s: %w", l.Name, function.ErrNoMAC)
+	}
 
 	s, err = e.plan(ctx, l.Snapshot, device, want)
 	return s, settings, err
@@ -296,11 +299,14 @@ func (e *Engine) plan(
 		if err != nil {
 			return Snapshot{}, err
 		}
+		if err := r.suits(want, device.PF); err != nil {
+			return Snapshot{}, err
+		}
 		s.VF = r.vf
 	}
 
 	if s.VF != nil {
-		s.Sets = &Sets{MAC: want.MAC != "", Rate: want.VF.Rated()}
+		s.Sets = &Sets{MAC: want.MAC != "", Rate: want.VF.Rated(), GUID: want.VF.Identified()}
 	}
 
 	s, err := e.limited(s, device)
@@ -462,6 +468,9 @@ func (e *Engine) enter(
 ) (Observed, error) {
 	if want.Userspace {
 		return e.observeVF(ctx, p, device, want)
+	}
+	if err := e.awaitGUIDs(ctx, p, before, want.VF); err != nil {
+		return Observed{}, err
 	}
 
 	// The handle that configure needs opens while the kernel waits for the end of the move. If this

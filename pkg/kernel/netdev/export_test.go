@@ -66,6 +66,11 @@ func (e *Engine) Rebind(ctx context.Context, who Identity, intend func(string) e
 	return e.rebind(ctx, who, intend)
 }
 
+// CheckNodeGUID compares the node GUID of the RDMA devices of a device.
+func (e *Engine) CheckNodeGUID(who Identity, want function.GUID) error {
+	return e.checkNodeGUID(who, want)
+}
+
 // CookieOf returns the SO_NETNS_COOKIE of a network namespace.
 func CookieOf(netNS string) (uint64, error) {
 	c, err := dial(netNS)

@@ -30,8 +30,10 @@ type Card struct {
 	Refuse  func(order string) error
 	Drop    func(order string) bool
 	TakeMAC func(mac function.MAC, enforced VFState) error
-	Forced  bool                // the netdev always gets the MAC that the PF enforces (qede)
-	MTU     func(mtu int) error // called for each MTU of the netdev
+	Forced  bool // the netdev always gets the MAC that the PF enforces (qede)
+	// InfiniBand says that the PF is one, whose VF has GUIDs.
+	InfiniBand bool
+	MTU        func(mtu int) error // called for each MTU of the netdev
 	// ResetTime is how long the VF is busy after the PF accepted an order. The PF leaves out the VF
 	// during this time, unless it is Talkative.
 	ResetTime time.Duration
@@ -68,6 +70,9 @@ func (c *Card) askPF(_ string, vf int) (pfReport, error) {
 		others: c.Others, vfs: vf + 1}
 	if c.NoVFs {
 		r.vfs = 0
+	}
+	if r.linkType = unix.ARPHRD_ETHER; c.InfiniBand {
+		r.linkType = unix.ARPHRD_INFINIBAND
 	}
 
 	if !c.Down {
@@ -125,6 +130,10 @@ func (c vfChange) apply(s VFState) VFState {
 		s.Trust = to.Trust
 	case vfLinkState:
 		s.LinkState = to.LinkState
+	case vfNodeGUID:
+		s.NodeGUID = to.NodeGUID
+	case vfPortGUID:
+		s.PortGUID = to.PortGUID
 	}
 
 	return s

@@ -15,7 +15,10 @@ import (
 // fullSnapshot returns a snapshot that contains every property.
 func fullSnapshot() Snapshot {
 	return Snapshot{
-		Name: "ens1", MAC: "02:00:00:00:00:01", VF: &VFState{MAC: "02:00:00:00:00:02"},
+		Name: "ens1", MAC: "02:00:00:00:00:01", VF: &VFState{
+			MAC:      "02:00:00:00:00:02",
+			NodeGUID: "02:00:00:00:00:00:00:10", PortGUID: "02:00:00:00:00:00:00:11",
+		},
 		Rate:    &function.Rate{},
 		Carried: &Carried{GSOIPv4MaxSize: 1, ProtoDown: &ProtoDown{}},
 		Conf:    &Conf{IPv4: make([]uint32, 31), IPv6: make([]int32, len(conf6))},

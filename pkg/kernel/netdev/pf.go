@@ -37,11 +37,14 @@ type pfReport struct {
 	operations bool
 	others     bool     // the report contains other VFs
 	vf         *VFState // nil if the report lacks the VF
+	linkType   uint16   // ARPHRD_* of include/uapi/linux/if_arp.h
 }
 
 // silent reports whether the driver leaves out a VF that exists. If the driver fails to report a
 // VF, the kernel leaves the VF out without an error (rtnl_fill_vfinfo of net/core/rtnetlink.c).
 func (r pfReport) silent(vf int) bool { return r.operations && r.vf == nil && vf < r.vfs }
+
+func (r pfReport) infiniBand() bool { return r.linkType == unix.ARPHRD_INFINIBAND }
 
 // askPF reads a PF and one of its VFs. It leaves out statistics, because with them the answer of a
 // PF with about 200 VFs would exceed the 64 KiB of an attribute.
@@ -56,6 +59,13 @@ func (c *conn) askPF(name string, vf int) (pfReport, error) {
 
 	report := parsePF(message[unix.SizeofIfInfomsg:], vf)
 	report.index, report.flags = int(header.Index), header.Flags
+	report.linkType = header.Type
+	if report.infiniBand() && report.vf != nil {
+		// It is the beginning of the PF's own hardware address (ipoib_get_vf_config of
+		// drivers/infiniband/ulp/ipoib/ipoib_main.c).
+		report.vf.MAC = ""
+	}
+
 	return report, nil
 }
 
@@ -107,6 +117,10 @@ func sendVF(h *netlink.Handle, index, vf int, change vfChange) error {
 		return h.LinkSetVfTrust(pf, vf, *to.Trust)
 	case vfLinkState:
 		return h.LinkSetVfState(pf, vf, linkStateNumber(to.LinkState))
+	case vfNodeGUID:
+		return h.LinkSetVfGUID(pf, vf, to.NodeGUID.HardwareAddr(), nl.IFLA_VF_IB_NODE_GUID)
+	case vfPortGUID:
+		return h.LinkSetVfGUID(pf, vf, to.PortGUID.HardwareAddr(), nl.IFLA_VF_IB_PORT_GUID)
 	}
 
 	return fmt.Errorf("VF field %d: must be one of the known fields", change.field)

@@ -48,6 +48,9 @@ type Property struct {
 	// has neither of them, [Engine.undo] knows how to restore it.
 	attribute func(Snapshot) *nl.RtAttr
 	flag      uint32
+	// told is set if a PF that reports the VF without this property differs from one that reports it.
+	// Without told, only values are compared.
+	told bool
 	// list returns all properties whose names begin with Name. It replaces value.
 	list func(Snapshot) []property
 }
@@ -101,6 +104,7 @@ const (
 	performance  = "performance only"
 	whetherSends = "whether and how it sends, and not what it sees"
 	slower       = "it is slower or faster"
+	itsIdentity  = "it has the last owner's identity in the InfiniBand fabric, and its partitions"
 	byAddress    = "nothing: the Function is known by its PCI address"
 	seesMore     = "it sees frames that are not for it"
 	seesLess     = "it sees less than before"
@@ -235,6 +239,16 @@ var table = []Property{
 		Name: "vf link-state", Source: FromPF, Fields: []string{"vf.linkState"}, Move: Kept,
 		Leftovers: noted("it has a link or not"),
 		value:     ofVF(func(v VFState) any { return v.LinkState }),
+	},
+	{
+		Name: "vf node_guid", Source: FromPF, Fields: []string{"vf.nodeGUID"}, Move: Kept,
+		Leftovers: []Leftover{{Means: itsIdentity, Leaks: true}}, told: true,
+		value: guidsOfVF(func(v VFState) function.GUID { return v.NodeGUID }),
+	},
+	{
+		Name: "vf port_guid", Source: FromPF, Fields: []string{"vf.portGUID"}, Move: Kept,
+		Leftovers: []Leftover{{Means: itsIdentity, Leaks: true}}, told: true,
+		value: guidsOfVF(func(v VFState) function.GUID { return v.PortGUID }),
 	},
 	{
 		Name: "eswitch min_tx_rate", Source: FromEswitch, Fields: []string{"vf.minTxRate"},
@@ -524,6 +538,17 @@ func ratesOfVF(read func(VFState) any) func(Snapshot) any {
 	}, read)
 }
 
+// guidsOfVF is ofVF for the GUIDs, which count only if the attachment sets them and the PF reports
+// them.
+func guidsOfVF(read func(VFState) function.GUID) func(Snapshot) any {
+	return func(s Snapshot) any {
+		if s.VF == nil || !s.sets().GUID || read(*s.VF) == "" {
+			return nil
+		}
+		return read(*s.VF)
+	}
+}
+
 func ofRate(read func(function.Rate) any) func(Snapshot) any {
 	return of(func(s Snapshot) *function.Rate { return s.Rate }, read)
 }
@@ -561,6 +586,7 @@ type property struct {
 	attribute *nl.RtAttr
 	flag      uint32
 	conf6     string
+	told      bool // see [Property]
 	// group and key name one of the [Settings]. group is "" for other properties.
 	group, key string
 }
@@ -582,7 +608,7 @@ func (p Property) in(s Snapshot) []property {
 		return nil
 	}
 
-	one := property{name: p.Name, value: p.value(s), flag: p.flag}
+	one := property{name: p.Name, value: p.value(s), flag: p.flag, told: p.told}
 	if one.value == nil {
 		return nil
 	}

@@ -134,11 +134,14 @@ func (e *Engine) moveToHost(
 		return fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
 	}
 
-	if device.PF != nil && before.sets().MAC {
+	if device.PF != nil && (before.sets().MAC || before.sets().GUID) {
 		// Some drivers refuse to restore the MAC of the netdev while the PF enforces the pod's MAC
 		// for the VF. An error is ignored here, because reconcile reports it.
 		if r, err := e.known(ctx, p, device.PF); err == nil && r.vf != nil {
 			_, _ = e.undoVFMAC(ctx, p, device.PF, r, before)
+			for _, c := range vfChanges(*r.vf, r.vf.with(before.guids(*r.vf), "")) {
+				_ = e.changeVF(ctx, p, device.PF, r.index, c)
+			}
 		}
 	}
 
@@ -417,8 +420,9 @@ func (e *Engine) undo(
 }
 
 // undoEnforced restores what the PF enforces. With first, it restores only the MAC, because some
-// drivers refuse to set a MAC on the netdev that is not the one of the PF. Without first, it
-// restores all other properties. The netdev is restored in between.
+// drivers refuse to set a MAC on the netdev that is not the one of the PF, and the GUIDs, because the
+// address of an InfiniBand netdev has the port's. Without first, it restores all other properties.
+// The netdev is restored in between.
 func (e *Engine) undoEnforced(
 	ctx context.Context, p patience, device Device, before Snapshot, now *Snapshot,
 	refused refusals, first bool,
@@ -429,9 +433,9 @@ func (e *Engine) undoEnforced(
 
 	to := before.giveBack(*now.VF)
 	if first {
-		to = now.VF.with(nil, to.MAC)
+		to = now.VF.with(before.guids(*now.VF), to.MAC)
 	} else {
-		to.MAC = now.VF.MAC
+		to.MAC, to.NodeGUID, to.PortGUID = now.VF.MAC, now.VF.NodeGUID, now.VF.PortGUID
 	}
 
 	changes := vfChanges(*now.VF, to)
@@ -449,7 +453,7 @@ func (e *Engine) undoEnforced(
 		mac, err := e.undoVFMAC(ctx, p, device.PF, r, before)
 		now.VF = new(now.VF.with(nil, mac))
 		refused.add(err, "vf mac")
-		return
+		changes = slices.DeleteFunc(changes, func(c vfChange) bool { return c.field == vfMAC })
 	}
 
 	for _, c := range changes {
@@ -463,6 +467,7 @@ func vfProperties(changes []vfChange) (names []string) {
 		names = append(names, map[vfField][]string{
 			vfMAC: {"vf mac"}, vfTag: {"vf vlan"}, vfRates: {"vf min_tx_rate", "vf max_tx_rate"},
 			vfSpoofCheck: {"vf spoofchk"}, vfTrust: {"vf trust"}, vfLinkState: {"vf link-state"},
+			vfNodeGUID: {"vf node_guid"}, vfPortGUID: {"vf port_guid"},
 		}[c.field]...)
 	}
 	return names
@@ -585,7 +590,7 @@ func (e *Engine) undoProperty(
 		switch {
 		case err != nil && !busy(err) && d.name == "mac" && before.VF != nil:
 			follows := now.VF != nil && now.VF.MAC == before.MAC
-			return e.adoptMAC(ctx, p, e.host, index, before.MAC, follows)
+			return e.adoptMAC(ctx, p, e.host, index, before.MAC.At(now.MAC), follows)
 		case err != nil && d.name == "mtu":
 			return e.largestMTU(index, before.MTU, now.MTU, err)
 		}

@@ -60,12 +60,13 @@ type Snapshot struct {
 	Identity Identity `json:"identity"`
 }
 
-// Sets says whether the attachment changes the MAC and the rates in VF. Drivers may change these
+// Sets says whether the attachment changes the MAC, the rates and the GUIDs in VF. Drivers may change these
 // properties by themselves: a driver may report the MAC that the VF gave itself, or the speed of
 // the link as the rate of the VF. Only properties that the attachment changed are written back.
 type Sets struct {
 	MAC  bool `json:"mac,omitempty"`
 	Rate bool `json:"rate,omitempty"`
+	GUID bool `json:"guid,omitempty"` // either of them
 }
 
 // Carried holds further properties that a netdev keeps when it moves. A pod with CAP_NET_ADMIN can
@@ -133,7 +134,7 @@ func (s Snapshot) userspace() bool { return s.Name == "" }
 // sets returns which properties the attachment changes.
 func (s Snapshot) sets() Sets {
 	if s.Sets == nil {
-		return Sets{MAC: true, Rate: true}
+		return Sets{MAC: true, Rate: true, GUID: true}
 	}
 	return *s.Sets
 }
@@ -175,6 +176,9 @@ func (s Snapshot) giveBack(now VFState) VFState {
 	if !s.sets().Rate {
 		to.MinTxRate, to.MaxTxRate = now.MinTxRate, now.MaxTxRate
 	}
+	if !s.sets().GUID {
+		to.NodeGUID, to.PortGUID = now.NodeGUID, now.PortGUID
+	}
 	return to
 }
 
@@ -195,7 +199,10 @@ func (s Snapshot) Renewed(now Snapshot) Snapshot {
 	case s.VF == nil:
 		s.VF, s.Sets = now.VF, now.Sets
 	case s.Sets != nil && now.Sets != nil:
-		s.Sets = &Sets{MAC: s.Sets.MAC || now.Sets.MAC, Rate: s.Sets.Rate || now.Sets.Rate}
+		s.Sets = &Sets{
+			MAC: s.Sets.MAC || now.Sets.MAC, Rate: s.Sets.Rate || now.Sets.Rate,
+			GUID: s.Sets.GUID || now.Sets.GUID,
+		}
 	}
 
 	s.Rate = cmp.Or(s.Rate, now.Rate)
@@ -281,6 +288,7 @@ func (p property) String() string {
 // compare lists the properties that differ, with their current values.
 func compare(before, now Snapshot) []property {
 	before, now = withoutEqual(before, now)
+	before.MAC = before.MAC.At(now.MAC)
 	values := map[string]any{}
 	for _, p := range now.properties() {
 		values[p.name] = p.value
@@ -289,7 +297,8 @@ func compare(before, now Snapshot) []property {
 	var list []property
 	for _, p := range before.properties() {
 		value, known := values[p.name]
-		if known && value != p.value || !known && p.group != "" {
+		unknown := !known && (p.group != "" || p.told && now.VF != nil)
+		if known && value != p.value || unknown {
 			p.now = value
 			list = append(list, p)
 		}

@@ -18,7 +18,11 @@ import (
 
 // stacked lists the kinds of upper netdevs that keep working when their lower netdev moves to
 // another namespace. They send and receive its frames from any namespace.
-var stacked = []string{"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"}
+var stacked = []string{"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec", childOfIPoIB}
+
+// childOfIPoIB is the kind of the child interfaces of an InfiniBand netdev, and of the netdev itself
+// (ipoib_link_ops of drivers/infiniband/ulp/ipoib/ipoib_netlink.c).
+const childOfIPoIB = "ipoib"
 
 // ownNamespace is IFLA_LINK_NETNSID of a netdev whose lower netdev is in the same namespace.
 const ownNamespace = -1
@@ -64,13 +68,24 @@ func stackedOn(c *conn, index, lowerNS int) ([]netlink.Link, error) {
 	}
 
 	return slices.DeleteFunc(list, func(l netlink.Link) bool {
-		a := l.Attrs()
-		// The kernel does not report the lower netdev if the description of the upper netdev is too
-		// large. In a pod such a netdev counts as stacked, because it is certainly the pod's.
-		unknown := a.ParentIndex == 0 && c.isPod
-		return !slices.Contains(stacked, l.Type()) ||
-			!unknown && (a.ParentIndex != index || a.NetNsID != lowerNS)
+		return !isStacked(l, c.isPod, index, lowerNS)
 	}), nil
+}
+
+// isStacked reports whether a netdev, which isPod says to be in a pod, is stacked on the netdev with
+// the index: see [stackedOn].
+func isStacked(l netlink.Link, isPod bool, index, lowerNS int) bool {
+	a := l.Attrs()
+	switch {
+	case !slices.Contains(stacked, l.Type()):
+		return false
+	// The kernel does not report the lower netdev if the description of the upper netdev is too
+	// large. In a pod such a netdev counts as stacked, because it is certainly the pod's. The netdev
+	// of a device has no lower one.
+	case a.ParentIndex == 0:
+		return isPod && a.ParentDev == ""
+	}
+	return a.ParentIndex == index && a.NetNsID == lowerNS
 }
 
 // dropped is the number of netdevs that are deleted at once. The kernel waits for an RCU grace

@@ -31,6 +31,10 @@ type VFState struct {
 	SpoofCheck *bool  `json:"spoofCheck,omitempty"`
 	Trust      *bool  `json:"trust,omitempty"`
 	LinkState  string `json:"linkState,omitempty"` // as in [function.VFConfig]
+	// These GUIDs are "" if the PF does not report them, as the PFs of Ethernet, and zeros if none
+	// were set at the PF (mlx5_ib_get_vf_guid of drivers/infiniband/hw/mlx5/ib_virt.c).
+	NodeGUID function.GUID `json:"nodeGUID,omitempty"`
+	PortGUID function.GUID `json:"portGUID,omitempty"`
 }
 
 // linkStates holds the words for IFLA_VF_LINK_STATE_*, by value.
@@ -58,6 +62,8 @@ func (s VFState) with(c *function.VFConfig, mac function.MAC) VFState {
 	s.SpoofCheck = cmp.Or(c.SpoofCheck, s.SpoofCheck)
 	s.Trust = cmp.Or(c.Trust, s.Trust)
 	s.LinkState = cmp.Or(c.LinkState, s.LinkState)
+	s.NodeGUID = cmp.Or(c.NodeGUID, s.NodeGUID)
+	s.PortGUID = cmp.Or(c.PortGUID, s.PortGUID)
 
 	return s
 }
@@ -94,6 +100,8 @@ const (
 	vfSpoofCheck
 	vfTrust
 	vfLinkState
+	vfNodeGUID
+	vfPortGUID
 )
 
 // vfChange is one message to a PF.
@@ -130,6 +138,10 @@ func (s VFState) words(field vfField) string {
 		return "spoof check " + onOff(s.SpoofCheck)
 	case vfTrust:
 		return "trust " + onOff(s.Trust)
+	case vfNodeGUID:
+		return "node GUID " + cmp.Or(string(s.NodeGUID), "unknown")
+	case vfPortGUID:
+		return "port GUID " + cmp.Or(string(s.PortGUID), "unknown")
 	}
 	return "link state " + s.LinkState
 }
@@ -153,6 +165,8 @@ func vfChanges(from, to VFState) (changes []vfChange) {
 	add(vfTrust, differ(from.Trust, to.Trust), "vf.trust")
 	settable := slices.Contains(linkStates, to.LinkState)
 	add(vfLinkState, settable && from.LinkState != to.LinkState, "vf.linkState")
+	add(vfNodeGUID, to.NodeGUID != "" && from.NodeGUID != to.NodeGUID, "vf.nodeGUID")
+	add(vfPortGUID, to.PortGUID != "" && from.PortGUID != to.PortGUID, "vf.portGUID")
 
 	return changes
 }
@@ -189,10 +203,20 @@ func parseVFInfo(info []byte) (index int, state *VFState) {
 			state.Trust = new(words[1] != 0)
 		case kind == nl.IFLA_VF_LINK_STATE && len(words) >= 2 && int(words[1]) < len(linkStates):
 			state.LinkState = linkStates[words[1]]
+		case kind == nl.IFLA_VF_IB_NODE_GUID && len(value) >= nl.SizeofVfGUID:
+			state.NodeGUID = guidIn(value)
+		case kind == nl.IFLA_VF_IB_PORT_GUID && len(value) >= nl.SizeofVfGUID:
+			state.PortGUID = guidIn(value)
 		}
 	}
 
 	return index, state
+}
+
+// guidIn reads a struct ifla_vf_guid. The kernel has the GUID as a number after four bytes of
+// padding.
+func guidIn(value []byte) function.GUID {
+	return function.GUIDOf(binary.NativeEndian.Uint64(value[8:nl.SizeofVfGUID]))
 }
 
 // noVLAN is the number that mlx4 reports if a VF has no VLAN (MLX4_VGT of
@@ -235,13 +259,15 @@ func enforceable(c *function.VFConfig, device Device, before Snapshot) error {
 
 	if before.VF != nil {
 		unreported := fields(field{"vf.spoofCheck", c.SpoofCheck != nil && before.VF.SpoofCheck == nil},
-			field{"vf.trust", c.Trust != nil && before.VF.Trust == nil})
+			field{"vf.trust", c.Trust != nil && before.VF.Trust == nil},
+			field{"vf.nodeGUID", c.NodeGUID != "" && before.VF.NodeGUID == ""},
+			field{"vf.portGUID", c.PortGUID != "" && before.VF.PortGUID == ""})
 		if unreported != "" {
 			return fmt.Errorf("%s: must be absent: PF %s does not tell it for VF %d, "+
 				"so that it could be neither checked nor given back", unreported, device.PF,
 				device.PF.VF)
 		}
-		return nil
+		return givableGUIDs(c, device, *before.VF)
 	}
 
 	onlyPF := fields(
@@ -249,6 +275,7 @@ func enforceable(c *function.VFConfig, device Device, before Snapshot) error {
 		field{"vf.vlanProtocol", c.Proto != ""},
 		field{"vf.trust", c.Trust != nil}, field{"vf.spoofCheck", c.SpoofCheck != nil},
 		field{"vf.linkState", c.LinkState != ""},
+		field{"vf.nodeGUID", c.NodeGUID != ""}, field{"vf.portGUID", c.PortGUID != ""},
 	)
 
 	// An eswitch can enforce the rates, too.
@@ -267,4 +294,19 @@ func enforceable(c *function.VFConfig, device Device, before Snapshot) error {
 
 	return fmt.Errorf("%s: %s has no PF that VF properties could be set with",
 		cmp.Or(onlyPF, rates), before.title())
+}
+
+// givableGUIDs returns an error if the PF reports zeros for a GUID that is wanted, because these say
+// only that no GUID was set at the PF. The VF may have one of the firmware, and could not get it
+// back.
+func givableGUIDs(c *function.VFConfig, device Device, before VFState) error {
+	unset := fields(field{"vf.nodeGUID", c.NodeGUID != "" && !before.NodeGUID.IsUsable()},
+		field{"vf.portGUID", c.PortGUID != "" && !before.PortGUID.IsUsable()})
+	if unset == "" {
+		return nil
+	}
+	return fmt.Errorf("%s: PF %s tells %s and %s for VF %d, so that the GUIDs that the VF has are "+
+		"unknown and could not be given back: set some before the VF gets its driver, by ip link "+
+		"set %[2]s vf %[5]d node_guid and port_guid", unset, device.PF.Name,
+		before.words(vfNodeGUID), before.words(vfPortGUID), device.PF.VF)
 }

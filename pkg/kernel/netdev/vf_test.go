@@ -80,6 +80,29 @@ func TestParseVF(t *testing.T) {
 	}
 }
 
+// TestParseGUIDs covers the VF of an InfiniBand PF (ipoib_get_vf_guid).
+func TestParseGUIDs(t *testing.T) {
+	message := pfMessage(func(info *nl.RtAttr) {
+		info.AddRtAttr(nl.IFLA_VF_MAC, append(words(3), make([]byte, 32)...))
+		node := nl.VfGUID{Vf: 3, GUID: 0x0011223344556677}
+		info.AddRtAttr(nl.IFLA_VF_IB_NODE_GUID, node.Serialize())
+		info.AddRtAttr(nl.IFLA_VF_IB_PORT_GUID, words(3, 0, 0, 0))
+	})
+	got := parsePF(message, 3).vf
+	if got == nil || got.NodeGUID != "00:11:22:33:44:55:66:77" ||
+		got.PortGUID != "00:00:00:00:00:00:00:00" {
+		t.Errorf("%+v", got)
+	}
+
+	short := pfMessage(func(info *nl.RtAttr) {
+		info.AddRtAttr(nl.IFLA_VF_MAC, append(words(3), make([]byte, 32)...))
+		info.AddRtAttr(nl.IFLA_VF_IB_NODE_GUID, words(3, 0, 1))
+	})
+	if got := parsePF(short, 3).vf; got == nil || got.NodeGUID != "" {
+		t.Errorf("of a short attribute: %+v", got)
+	}
+}
+
 // TestParseOddVF covers what some drivers report if there is no VLAN: number 4095 (mlx4), and no
 // protocol.
 func TestParseOddVF(t *testing.T) {

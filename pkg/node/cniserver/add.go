@@ -40,7 +40,7 @@ func (a cniRequest) checkVF() error {
 		return nil
 	}
 
-	fields, rest := "vlan, vlanQoS, vlanProto, spoofchk, trust, link_state", *a.vf
+	fields, rest := "vlan, vlanQoS, vlanProto, spoofchk, trust, link_state, infinibandGUID", *a.vf
 	if a.function.Kind == function.SF {
 		rest.MinTxRate, rest.MaxTxRate = nil, nil
 	} else {
@@ -52,6 +52,15 @@ func (a cniRequest) checkVF() error {
 	}
 
 	return a.conf.invalid("%s: need a VF; Function %s is a %s", fields, a.device, a.function.Kind)
+}
+
+// checkLinkType refuses what only Functions of another link type have.
+func (a cniRequest) checkLinkType(mac function.MAC, network string) error {
+	err := a.function.CheckLinkType(function.Interface{MAC: mac, VF: a.vf}, network)
+	if err != nil {
+		return a.conf.invalid("%s", asWritten.Replace(err.Error()))
+	}
+	return nil
 }
 
 // Reasons for which an ADD is ended.

@@ -35,6 +35,8 @@ func (a cniRequest) privileged(joins bool) map[v1alpha1.PrivilegedField]string {
 		add(vf.MinTxRate != nil, v1alpha1.FieldMinTxRate, "min_tx_rate")
 		add(vf.MaxTxRate != nil, v1alpha1.FieldMaxTxRate, "max_tx_rate")
 		add(vf.LinkState != "", v1alpha1.FieldLinkState, "link_state")
+		add(vf.NodeGUID != "", v1alpha1.FieldNodeGUID, "infinibandGUID")
+		add(vf.PortGUID != "", v1alpha1.FieldPortGUID, "infinibandGUID")
 	}
 
 	for group, field := range map[string]v1alpha1.PrivilegedField{
@@ -76,5 +78,5 @@ func (s *Server) checkPrivileged(a cniRequest, record journal.Attachment) error 
 
 	return a.conf.invalid("%s: Forbidden: needs %s in spec.allow of %s, which is the "+
 		"administrator's",
-		strings.Join(names, ", "), strings.Join(fields, ", "), pool)
+		strings.Join(slices.Compact(names), ", "), strings.Join(fields, ", "), pool)
 }

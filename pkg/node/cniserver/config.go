@@ -52,6 +52,7 @@ type netConf struct {
 	Runtime struct {
 		MAC            string   `json:"mac"`
 		IPs            []string `json:"ips"`
+		GUID           string   `json:"infinibandGUID"`
 		DeviceID       string   `json:"deviceID"`
 		DeviceInfoFile string   `json:"CNIDeviceInfoFile"`
 		DNS            struct {
@@ -290,12 +291,30 @@ func (m *fieldErrors) mac(field, text string) function.MAC {
 	}
 
 	mac, err := function.ParseMAC(text)
+	if mac.PortGUID() != "" {
+		m.add("%s %q: %w", field, short(text), function.ErrNoMAC)
+		return ""
+	}
 	if err != nil || (function.Interface{Name: "any", MAC: mac}).Validate() != nil {
 		m.add("%s %q: must be a unicast Ethernet address such as 02:00:00:00:00:01", field,
 			short(text))
 	}
 
 	return mac
+}
+
+func (m *fieldErrors) guid(field, text string) function.GUID {
+	if text == "" {
+		return ""
+	}
+
+	guid, err := function.ParseGUID(text)
+	if err != nil || !guid.IsUsable() {
+		m.add("%s %q: %s", field, short(text), function.MustBeGUID)
+		return ""
+	}
+
+	return guid
 }
 
 func (m *fieldErrors) ips(texts []string) []netip.Prefix {
@@ -323,6 +342,10 @@ func (m *fieldErrors) vf(n netConf) *function.VFConfig {
 		SpoofCheck: m.onOff("spoofchk", n.SpoofChk), Trust: m.onOff("trust", n.Trust),
 	}
 
+	// As in ib-sriov-cni, one GUID is for the node and for the port.
+	guid := m.guid("runtimeConfig.infinibandGUID", n.Runtime.GUID)
+	c.NodeGUID, c.PortGUID = guid, guid
+
 	switch tagged := n.VLAN != nil && *n.VLAN > 0; {
 	case tagged:
 		c.QoS, c.Proto = n.VLANQoS, proto
@@ -349,6 +372,8 @@ var asWritten = strings.NewReplacer(
 	"vf.vlanProtocol", "vlanProto", "vf.vlan", "vlan", "vf.qos", "vlanQoS", "vf.trust", "trust",
 	"vf.spoofCheck", "spoofchk",
 	"vf.minTxRate", "min_tx_rate", "vf.maxTxRate", "max_tx_rate", "vf.linkState", "link_state",
+	"vf.nodeGUID, vf.portGUID", "infinibandGUID", "vf.nodeGUID", "infinibandGUID",
+	"vf.portGUID", "infinibandGUID",
 )
 
 // onOff parses a word that may be on or off, or "" for neither.

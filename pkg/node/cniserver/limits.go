@@ -106,15 +106,13 @@ var notServed = map[string]string{
 		"pod's annotation",
 	"portMappings": "no port of the node leads to a Function, whose packets do not pass the " +
 		"node's kernel",
-	"infinibandGUID": "GUIDs are the administrator's, who sets them with ip link set <PF> vf <n> " +
-		"node_guid",
 	"aliases": "give the pod's address a name by a Service",
 }
 
 // served has the capability arguments that are used by the agent or the shim, and arguments that
 // only inform plugins, and are not needed here.
 var served = []string{
-	"mac", "ips", "deviceID", "CNIDeviceInfoFile", "dns", "cgroupPath",
+	"mac", "ips", "infinibandGUID", "deviceID", "CNIDeviceInfoFile", "dns", "cgroupPath",
 	"io.kubernetes.cri.pod-annotations",
 }
 

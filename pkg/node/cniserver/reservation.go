@@ -157,6 +157,9 @@ func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.At
 	}
 	addSettings(&r.Interface, a.wanted)
 
+	if err := a.checkLinkType("", port.Network); err != nil {
+		return err
+	}
 	if port.Network != "" {
 		r.Port, r.Interface.MAC = &port, port.MAC
 	}
@@ -254,5 +257,7 @@ func mergeVF(base, over *function.VFConfig) *function.VFConfig {
 		MinTxRate:  cmp.Or(over.MinTxRate, base.MinTxRate),
 		MaxTxRate:  cmp.Or(over.MaxTxRate, base.MaxTxRate),
 		LinkState:  cmp.Or(over.LinkState, base.LinkState),
+		NodeGUID:   cmp.Or(over.NodeGUID, base.NodeGUID),
+		PortGUID:   cmp.Or(over.PortGUID, base.PortGUID),
 	}
 }

@@ -184,6 +184,9 @@ func (s *Server) handleInterface(ctx context.Context, r wire.Request) (wire.Repl
 	if err := a.checkVF(); err != nil {
 		return wire.Reply{}, err
 	}
+	if err := a.checkLinkType(a.mac, a.conf.Network); err != nil {
+		return wire.Reply{}, err
+	}
 
 	ctx = logr.NewContext(ctx,
 		logr.FromContextOrDiscard(ctx).WithValues("function", a.device.String()))

@@ -301,7 +301,12 @@ func (d *Driver) attachmentFor(
 		}
 	}
 
-	if len(device.NetworkNames(spec)) > 0 {
+	networks := device.NetworkNames(spec)
+	network := strings.Join(networks, ", ")
+	if err := function.CheckLinkType(device.Interface, network); err != nil {
+		return want, err
+	}
+	if len(networks) > 0 {
 		if port, err = d.WaitForPort(ctx, c, device.Function); err != nil {
 			return want, err
 		}

@@ -955,6 +955,34 @@ func TestVFIOWithoutIOMMU(t *testing.T) {
 	}
 }
 
+// TestInfiniBand: a Function is not asked for what its link type does not have.
+func TestInfiniBand(t *testing.T) {
+	n := newNode(t)
+	f := n.functions[function.ID{Address: "0000:3b:00.2"}]
+	allow := []v1alpha1.PrivilegedField{v1alpha1.FieldMAC, v1alpha1.FieldPortGUID}
+	n.specs["plain"] = v1alpha1.DevicePoolSpec{Allow: allow}
+	claimed := func(fields string) *resourceapi.ResourceClaim {
+		return of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"),
+			claimtest.FromClaim(fields))
+	}
+
+	const guid = `"vf": {"portGUID": "00:11:22:33:44:55:66:77"}`
+	f.LinkType = function.Ethernet
+	n.functions[f.ID] = f
+	n.wantRefused(claimed(guid), "vf.nodeGUID, vf.portGUID: must be absent: Function "+
+		"0000:3b:00.2 is Ethernet")
+
+	f.LinkType = function.InfiniBand
+	n.functions[f.ID] = f
+	n.wantRefused(claimed(`"mac": "02:00:00:00:00:01"`), "an InfiniBand interface has no MAC")
+	n.wantRefused(claimed(`"network": "blue"`), `network "blue": must be absent: Function `+
+		"0000:3b:00.2 is InfiniBand")
+	c := claimed(guid)
+	if err := prepare(t, n.driver(), c)[c.UID].Err; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestPoolOfVFIORefusesMTU(t *testing.T) {
 	n := newNode(t)
 	n.specs["plain"] = v1alpha1.DevicePoolSpec{Driver: v1alpha1.DriverVFIO}

@@ -24,6 +24,11 @@ func Unusable(f function.Function, p pool.Pool, driver string) (problem function
 		return function.Problem{}, true
 	}
 
+	if err := f.CheckLinkType(function.Interface{}, p.Spec.Network); err != nil {
+		message := fmt.Sprintf("DevicePool %s: spec.%v", p.Name, err)
+		return function.Problem{Taint: v1alpha1.TaintFault, Message: message}, false
+	}
+
 	fault := cannotServe(f, p)
 	if fault == "" {
 		fault = cannotShare(f, p)
@@ -73,7 +78,7 @@ func cannotServe(f function.Function, p pool.Pool) string {
 // when it is made, because its PF may lack an RDMA device that shows the mode.
 func cannotShare(f function.Function, p pool.Pool) string {
 	unknown := f.RDMA && f.RDMAMode == ""
-	again := f.RDMAMode == function.RDMAExclusive && f.LinkType == "infiniband"
+	again := f.RDMAMode == function.RDMAExclusive && f.LinkType == function.InfiniBand
 	switch {
 	case !again && !unknown, !p.Options(f).RDMA:
 		return ""

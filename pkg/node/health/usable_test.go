@@ -37,6 +37,10 @@ func TestUnusable(t *testing.T) {
 		return f
 	}
 
+	infiniBand := with(func(f *function.Function) { f.LinkType = function.InfiniBand })
+	joined := pools(v1alpha1.FunctionSelector{PFNames: []string{"ens1f0"}})
+	joined.Spec.Network = "blue"
+
 	bound := func(driver string) function.Function {
 		return with(func(f *function.Function) {
 			f.Driver, f.Netdev, f.NoNetdev = driver, "", true
@@ -56,6 +60,14 @@ func TestUnusable(t *testing.T) {
 		},
 		"no driver": {
 			bound(""), netdevs, "", v1alpha1.TaintFault, "has no driver",
+		},
+		"InfiniBand": {f: infiniBand, p: netdevs},
+		"InfiniBand in a pool with a network": {
+			infiniBand, joined, "", v1alpha1.TaintFault,
+			`DevicePool fast: spec.network "blue": must be absent: Function 0000:3b:02.0 is InfiniBand`,
+		},
+		"InfiniBand in a pool with a network, for a program": {
+			infiniBand, joined, "vfio-pci", v1alpha1.TaintFault, "is InfiniBand",
 		},
 		"no driver, in no pool": {
 			bound(""), pool.Pool{}, "", v1alpha1.TaintFault, "has no driver",

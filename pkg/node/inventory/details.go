@@ -221,7 +221,7 @@ func (s *scanner) readSwitchID(device, netdev sysfs.Dir, m *lastSeen) {
 }
 
 // linkTypes has the types of include/uapi/linux/if_arp.h that a Function can have.
-var linkTypes = map[string]string{"1": "ether", "32": "infiniband"}
+var linkTypes = map[string]string{"1": function.Ethernet, "32": function.InfiniBand}
 
 // attribute reads a file. It returns "" if the file cannot be read, and reports a problem unless
 // the file is missing, because the netdev may have been removed.
@@ -253,7 +253,7 @@ func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) 
 		m.rdma, m.pkey = found, ""
 	}
 
-	if len(found) > 0 && f.LinkType == "infiniband" {
+	if len(found) > 0 && f.LinkType == function.InfiniBand {
 		m.pkey = s.attribute(device, device.Dir("infiniband", found[0], "ports/1/pkeys"), "0",
 			reasonRDMA)
 	}

@@ -195,6 +195,7 @@ var elsewhere = map[string][]string{
 		"vf link-state",
 	},
 	"TestRates":            {"eswitch min_tx_rate", "eswitch max_tx_rate"},
+	"TestGUIDs":            {"vf node_guid", "vf port_guid"},
 	"TestProtoDownReturns": {"proto_down", "proto_down reason"},
 	"TestEveryHostSysctlReturns": {
 		"sysctl ", "net.ipv6.conf ", "net.ipv4.neigh ", "net.ipv6.neigh ", "net.mpls.conf ",

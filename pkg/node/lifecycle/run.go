@@ -246,7 +246,8 @@ func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 	wanted := a
 	wanted.Interface.Name = a.Observed.Name
 	wanted.Interface.MTU = cmp.Or(a.Interface.MTU, a.Observed.MTU)
-	if !a.Interface.Bond.SetsMAC() {
+	// An InfiniBand interface has its address from its GUID.
+	if !a.Interface.Bond.SetsMAC() && a.Observed.MAC.PortGUID() == "" {
 		wanted.Interface.MAC = cmp.Or(a.Interface.MAC, a.Observed.MAC)
 	}
 	device, now, place, err := m.plan(ctx, wanted, a.Place.NetNS)

@@ -137,7 +137,8 @@ func (a *Ahead) keepAt(
 		if left == 0 || room == 0 {
 			return nil
 		}
-		if len(there[f.ID]) > 0 || !a.Free(f) {
+		// An InfiniBand Function can have no Port: see [function.Function.CheckLinkType].
+		if len(there[f.ID]) > 0 || !a.Free(f) || f.LinkType == function.InfiniBand {
 			continue
 		}
 		if err := a.make(ctx, p, f, xpu); err != nil {

@@ -135,15 +135,20 @@ func (s *site) has(network string, want ...int) {
 		})
 }
 
-// TestAheadFollowsPool checks that Ports are made for the first free Functions, follow changes of
-// the pool, and are deleted with it.
+// TestAheadFollowsPool checks that Ports are made for the first free Functions, but for those of
+// InfiniBand, follow changes of the pool, and are deleted with it.
 func TestAheadFollowsPool(t *testing.T) {
 	s := newSite(t, 2)
 	s.has(provisioningtest.Blue, 0, 1)
-	s.set(func() { s.busy[s.pool.Functions[2].ID] = true; s.pool.Spec.PortsAhead = new(int32(3)) })
-	s.has(provisioningtest.Blue, 0, 1, 3)
+	s.set(func() {
+		s.busy[s.pool.Functions[2].ID] = true
+		s.pool.Functions = slices.Clone(s.pool.Functions)
+		s.pool.Functions[3].LinkType = function.InfiniBand
+		s.pool.Spec.PortsAhead = new(int32(3))
+	})
+	s.has(provisioningtest.Blue, 0, 1, 4)
 	s.set(func() { s.pool.Functions = s.pool.Functions[1:] })
-	s.has(provisioningtest.Blue, 1, 3, 4)
+	s.has(provisioningtest.Blue, 1, 4, 5)
 	s.set(func() { s.pool.Spec.PortsAhead = new(int32(1)) })
 	s.has(provisioningtest.Blue, 1)
 	s.set(func() { s.pool.Spec.Provision = v1alpha1.ProvisionBeforeBind })

@@ -16,6 +16,7 @@
  *    simnic_vfs has what is in effect for each VF, whatever the PF tells
  *  - RoCE devices without verbs of the VFs of a PF whose simnic_rdma is "1": they have GIDs and
  *    a character device, and move between network namespaces as those of cards do
+ *  - simnic_infiniband: a PF without VFs, and then its VFs, have the netdevs of InfiniBand
  *  - each VF is a vDPA management device: its vDPA devices are virtio-net to drivers of
  *    the vDPA bus, and carry nothing
  */
@@ -24,11 +25,15 @@
 #include <linux/pci.h>
 #include <linux/netdevice.h>
 #include <linux/etherdevice.h>
+#include <linux/if_arp.h>
+#include <linux/if_infiniband.h>
 #include <linux/ethtool.h>
 #include <linux/rtnetlink.h>
 #include <linux/if_link.h>
 #include <linux/auxiliary_bus.h>
 #include <linux/idr.h>
+#include <linux/random.h>
+#include <linux/unaligned.h>
 #include <linux/vdpa.h>
 #include <linux/virtio_ids.h>
 #include <linux/virtio_net.h>
@@ -80,7 +85,9 @@ struct snic_fn {
 	unsigned long applies, up;		/* jiffies */
 	bool applying, resetting;
 	struct delayed_work settling, born;
+	u64 node_guid, port_guid;		/* rtnl; 0 until the PF is told */
 };
+enum infiniband { NO_IB, IB, IB_FOLLOWS };	/* whether a VF's driver reads GUIDs later, too */
 struct snic_pf {
 	struct pci_dev *pdev;
 	struct devlink *devlink;
@@ -95,6 +102,8 @@ struct snic_pf {
 	struct devlink_health_reporter *hr;
 	bool broken, rdma;
 	struct knobs knobs;	/* rtnl */
+	enum infiniband infiniband;
+	const struct header_ops *ethernet;	/* of the uplink */
 };
 #define RINGS 4			/* channels that RSS spreads over, though one queue receives */
 #define MAX_RINGS 32
@@ -171,6 +180,10 @@ static netdev_tx_t snic_xmit(struct sk_buff *skb, struct net_device *dev)
 	unsigned int len = skb->len;
 	struct net_device *rep;
 
+	if (dev->type == ARPHRD_INFINIBAND) {	/* there is no fabric */
+		kfree_skb(skb);
+		return NETDEV_TX_OK;
+	}
 	dev_sw_netstats_tx_add(dev, 1, len);
 	skb_tx_timestamp(skb);
 	rcu_read_lock();
@@ -624,6 +637,159 @@ static const struct net_device_ops ops_fn = {
 	.ndo_set_mac_address = snic_set_mac, .ndo_validate_addr = eth_validate_addr,
 	.ndo_change_mtu = snic_change_mtu,
 };
+/* ---- InfiniBand: what IPoIB does over mlx5_ib, without anything that sends */
+#define IB_GUID 12			/* where the port's GUID is in an address */
+static const u8 ib_broadcast[INFINIBAND_ALEN] = {
+	0x00, 0xff, 0xff, 0xff, 0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff,
+};
+
+static void ib_setup(struct net_device *dev)
+{
+	dev->type = ARPHRD_INFINIBAND;
+	dev->addr_len = INFINIBAND_ALEN;
+	dev->header_ops = NULL;
+	memcpy(dev->broadcast, ib_broadcast, INFINIBAND_ALEN);
+}
+
+/* The number of the queue pair is another one for each netdev. */
+static void ib_address(struct net_device *dev, u64 guid)
+{
+	u8 address[INFINIBAND_ALEN] = { [4] = 0xfe, [5] = 0x80 };
+
+	get_random_bytes(address + 1, 3);
+	put_unaligned_be64(guid, address + IB_GUID);
+	__dev_addr_set(dev, address, INFINIBAND_ALEN);
+}
+
+/* Only the GUID can be set (ipoib_check_lladdr). */
+static int ib_set_mac(struct net_device *dev, void *p)
+{
+	struct sockaddr_storage *ss = p;
+	const u8 *to = (const u8 *)ss->__data;
+
+	if (netif_running(dev))
+		return -EBUSY;
+	if (memcmp(dev->dev_addr, to, IB_GUID) || !get_unaligned_be64(to + IB_GUID))
+		return -EINVAL;
+	dev_addr_mod(dev, IB_GUID, to + IB_GUID, sizeof(u64));
+	return 0;
+}
+
+static int ib_set_guid(struct net_device *d, int vf, u64 guid, int type)
+{
+	struct net_device *own;
+	__be64 raw = cpu_to_be64(guid);
+
+	VF(d, vf);
+	if (type == IFLA_VF_IB_NODE_GUID)
+		f->node_guid = guid;
+	else if (type == IFLA_VF_IB_PORT_GUID)
+		f->port_guid = guid;
+	else
+		return -EINVAL;
+	own = rtnl_dereference(f->dev);
+	if (type == IFLA_VF_IB_PORT_GUID && own && f->pf->infiniband == IB_FOLLOWS) {
+		dev_addr_mod(own, IB_GUID, &raw, sizeof(raw));
+		call_netdevice_notifiers(NETDEV_CHANGEADDR, own);
+	}
+	return 0;
+}
+
+static int ib_get_guid(struct net_device *d, int vf, struct ifla_vf_guid *node, struct ifla_vf_guid *port)
+{
+	struct snic_fn *f = vfget(d, vf);
+
+	if (!f)
+		return -EINVAL;
+	node->vf = port->vf = vf;
+	node->guid = f->node_guid;
+	port->guid = f->port_guid;
+	return 0;
+}
+
+static int ib_vf_get(struct net_device *d, int vf, struct ifla_vf_info *ivi)
+{
+	struct snic_fn *f = vfget(d, vf);
+
+	if (!f)
+		return -EINVAL;
+	memset(ivi, 0, sizeof(*ivi));
+	ivi->vf = vf;
+	ivi->linkstate = f->conf.link;
+	memcpy(ivi->mac, d->dev_addr, d->addr_len);	/* its own, as ipoib_get_vf_config */
+	return 0;
+}
+static const struct net_device_ops ops_ib_uplink = {
+	.ndo_open = snic_open, .ndo_stop = snic_stop, .ndo_start_xmit = snic_xmit,
+	.ndo_set_mac_address = ib_set_mac, .ndo_set_vf_link_state = vf_link, .ndo_get_vf_config = ib_vf_get,
+	.ndo_set_vf_guid = ib_set_guid, .ndo_get_vf_guid = ib_get_guid,
+};
+static const struct net_device_ops ops_ib_fn = {
+	.ndo_open = snic_open, .ndo_stop = snic_stop, .ndo_start_xmit = snic_xmit,
+	.ndo_set_mac_address = ib_set_mac, .ndo_change_mtu = snic_change_mtu,
+};
+/* Makes the netdev of a VF one of InfiniBand, before it is registered. */
+static void ib_fn(struct net_device *dev, struct snic_fn *f)
+{
+	ib_setup(dev);
+	ib_address(dev, f->port_guid);
+	dev->features |= NETIF_F_VLAN_CHALLENGED;
+	dev->netdev_ops = &ops_ib_fn;
+}
+/* Makes the netdev of a PF one of InfiniBand, or of Ethernet. */
+static void ib_uplink(struct net_device *dev, bool on)	/* rtnl; the netdev is down */
+{
+	struct snic_nd *nd = netdev_priv(dev);
+
+	call_netdevice_notifiers(NETDEV_PRE_TYPE_CHANGE, dev);
+	if (on) {
+		nd->pf->ethernet = dev->header_ops;
+		ib_setup(dev);
+		ib_address(dev, 0x0200000000000000ULL | nd->pf->id);
+		dev->netdev_ops = &ops_ib_uplink;
+	} else {
+		dev->type = ARPHRD_ETHER;
+		dev->addr_len = ETH_ALEN;
+		dev->header_ops = nd->pf->ethernet;
+		eth_broadcast_addr(dev->broadcast);
+		eth_hw_addr_random(dev);
+		dev->netdev_ops = &ops_uplink;
+	}
+	call_netdevice_notifiers(NETDEV_POST_TYPE_CHANGE, dev);
+}
+static ssize_t simnic_infiniband_show(struct device *d, struct device_attribute *a, char *buf)
+{
+	struct snic_pf *pf = dev_get_drvdata(d);
+	int i, n;
+
+	rtnl_lock();
+	n = sysfs_emit(buf, "%d\n", pf->infiniband);
+	for (i = 0; i < pf->nvfs; i++)
+		n += sysfs_emit_at(buf, n, "%d node %016llx port %016llx\n", i, pf->vf[i]->node_guid,
+				   pf->vf[i]->port_guid);
+	rtnl_unlock();
+	return n;
+}
+static ssize_t simnic_infiniband_store(struct device *d, struct device_attribute *a, const char *b, size_t n)
+{
+	struct snic_pf *pf = dev_get_drvdata(d);
+	unsigned int to;
+	int err = kstrtouint(b, 10, &to);
+
+	if (err || to > IB_FOLLOWS)
+		return err ?: -EINVAL;
+	rtnl_lock();
+	if (pf->nvfs || netif_running(pf->uplink)) {
+		err = -EBUSY;
+	} else {
+		if (!!to != (pf->infiniband != NO_IB))
+			ib_uplink(pf->uplink, to);
+		pf->infiniband = to;
+	}
+	rtnl_unlock();
+	return err ?: n;
+}
+static DEVICE_ATTR_RW(simnic_infiniband);
 static int link_ks(struct net_device *d, struct ethtool_link_ksettings *c)
 {
 	struct snic_nd *nd = netdev_priv(d);
@@ -731,6 +897,8 @@ static struct net_device *mknd(struct snic_pf *pf, struct snic_fn *fn, enum role
 		eth_hw_addr_set(dev, mac);
 	else
 		eth_hw_addr_random(dev);
+	if (role == FUNC && !fn->sf && pf->infiniband)
+		ib_fn(dev, fn);
 	netif_carrier_off(dev);
 	if (port)
 		SET_NETDEV_DEVLINK_PORT(dev, port);
@@ -1088,7 +1256,8 @@ static ssize_t simnic_personality_store(struct device *d, struct device_attribut
 		return err;
 	rtnl_lock();
 	pf->knobs = k;
-	pf->uplink->netdev_ops = k.operations ? &ops_uplink : &ops_uplink_bare;
+	if (!pf->infiniband)
+		pf->uplink->netdev_ops = k.operations ? &ops_uplink : &ops_uplink_bare;
 	refresh(pf->uplink);
 	rtnl_unlock();
 	return n;
@@ -1241,6 +1410,7 @@ static DEVICE_ATTR_RW(simnic_rdma);
 
 static const struct device_attribute *const pf_attrs[] = {
 	&dev_attr_simnic_break, &dev_attr_simnic_personality, &dev_attr_simnic_vfs, &dev_attr_simnic_rdma,
+	&dev_attr_simnic_infiniband,
 };
 
 /* ---- SF auxiliary driver */

@@ -268,6 +268,8 @@ func guests() []guest {
 					limit: 10 * time.Minute},
 				{name: "vdpa", path: "test/qemu/hardware", run: "^TestVDPA",
 					limit: 3 * time.Minute},
+				{name: "infiniband", path: "test/qemu/hardware", run: "^TestInfiniBand",
+					limit: 3 * time.Minute},
 				{name: "switchdev", path: "test/qemu/hardware", run: "^TestSwitchdev",
 					limit: 3 * time.Minute},
 			},
