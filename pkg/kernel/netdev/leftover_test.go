@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/rdma"
 )
 
 // fullSnapshot returns a snapshot that contains every property.
@@ -22,6 +23,7 @@ func fullSnapshot() Snapshot {
 		Rate:    &function.Rate{},
 		Carried: &Carried{GSOIPv4MaxSize: 1, ProtoDown: &ProtoDown{}},
 		Conf:    &Conf{IPv4: make([]uint32, 31), IPv6: make([]int32, len(conf6))},
+		RDMA:    &RDMA{Devices: []rdma.Device{{Name: "mlx5_2", Moderation: new(true)}}},
 	}
 }
 
@@ -44,7 +46,7 @@ func TestProperties(t *testing.T) {
 	}
 
 	for _, p := range table {
-		outside := p.Source == FromPod || p.Name == "tcx programs"
+		outside := p.Source == FromPod || p.Name == "tcx programs" || p.Name == "RDMA devices"
 		if !outside && !slices.ContainsFunc(names, p.Covers) {
 			t.Errorf("%q: no property has this name", p.Name)
 		}

@@ -205,6 +205,11 @@ func (p parser) configuration(w *cniRequest, argsMAC string) (errs fieldErrors) 
 		if i == maxUnknown {
 			break
 		}
+		if key == "pkey" { // of ib-sriov-cni
+			errs.add("pkey: must be absent: a subnet manager gives partitions to the GUIDs of ports; " +
+				"pKeys in the selectors of a DevicePool chooses Functions by them")
+			continue
+		}
 		errs.add("%s: is unknown; known are %s (xpu-agent's --cni-allow-keys lets others stand "+
 			"there)",
 			short(key), strings.Join(ownKeys, ", "))

@@ -212,7 +212,7 @@ func guests() []guest {
 					programs: []string{"cmd/opi-bridge"},
 				},
 				{name: "bridge-soak", path: "cmd/opi-bridge", run: "^Test(Soak|KilledGateways)$",
-					limit: 5 * time.Minute, soaks: true},
+					limit: 10 * time.Minute, soaks: true},
 				{name: "sourcefilter", path: "pkg/bridge/sourcefilter", run: "^Test",
 					limit: 3 * time.Minute},
 				{name: "representor", path: "pkg/bridge/representor", run: "^TestHardware",
