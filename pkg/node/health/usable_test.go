@@ -174,10 +174,10 @@ func TestRDMAModes(t *testing.T) {
 		driver string
 		text   string // "" if the Function can be attached
 	}{
-		"shared": {f: in(function.RDMAShared), p: rdma},
-		"exclusive":             {f: in(function.RDMAExclusive), p: rdma},
-		"exclusive, InfiniBand": {f: ipoib(function.RDMAExclusive), p: rdma, text: refused},
-		"shared, InfiniBand":    {f: ipoib(function.RDMAShared), p: rdma},
+		"shared":                   {f: in(function.RDMAShared), p: rdma},
+		"exclusive":                {f: in(function.RDMAExclusive), p: rdma},
+		"exclusive, InfiniBand":    {f: ipoib(function.RDMAExclusive), p: rdma, text: refused},
+		"shared, InfiniBand":       {f: ipoib(function.RDMAShared), p: rdma},
 		"not known":                {f: in(""), p: rdma, text: unknown},
 		"exclusive, not asked for": {f: in(function.RDMAExclusive), p: plain},
 		"not known, not asked for": {f: in(""), p: plain},
@@ -185,8 +185,8 @@ func TestRDMAModes(t *testing.T) {
 		"exclusive, for a program": {
 			f: in(function.RDMAExclusive), p: rdma, driver: "vfio-pci",
 		},
-		"SF that will be made, shared": {f: potential(function.RDMAShared), p: sfs},
-		"SF that will be made, exclusive": {f: potential(function.RDMAExclusive), p: sfs},
+		"SF that will be made, shared":       {f: potential(function.RDMAShared), p: sfs},
+		"SF that will be made, exclusive":    {f: potential(function.RDMAExclusive), p: sfs},
 		"SF that will be made, PF without":   {f: potential(""), p: sfs},
 		"SF that will be made, not asked of": {f: potential(function.RDMAExclusive), p: plain},
 	} {

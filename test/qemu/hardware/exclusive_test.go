@@ -320,4 +320,3 @@ func hostNS(t *testing.T) vnetns.NsHandle {
 	t.Cleanup(func() { must.Succeed(t, ns.Close()) })
 	return ns
 }
-
