@@ -139,7 +139,7 @@ func guests() []guest {
 				{name: "supply", path: "test/qemu/hardware", run: "^TestSupply$",
 					limit: 3 * time.Minute},
 				{
-					name: "rdma", path: "test/qemu/hardware", run: "^TestRDMA",
+					name: "rdma", path: "test/qemu/hardware", run: "^TestRDMA(Soft|Example)$",
 					limit: 5 * time.Minute, debian: perftest, unbuilt: siw,
 					files: []string{"examples/rdma.yaml"},
 				},
