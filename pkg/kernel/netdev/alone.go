@@ -285,14 +285,7 @@ func vlanProbe(index int, protocol, id uint16) request.Message {
 // of all processes.
 func (e *Engine) dropEverywhere(ctx context.Context, index int, place Place) error {
 	errs := []error{e.dropStacked(ctx, e.host, index, ownNamespace)}
-	seen := map[[2]uint64]bool{}
 	for _, path := range e.namespaces(place) {
-		var stat unix.Stat_t
-		if unix.Stat(path, &stat) != nil || seen[[2]uint64{stat.Dev, stat.Ino}] {
-			continue
-		}
-
-		seen[[2]uint64{stat.Dev, stat.Ino}] = true
 		if err := ctx.Err(); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
@@ -302,17 +295,24 @@ func (e *Engine) dropEverywhere(ctx context.Context, index int, place Place) err
 	return errors.Join(errs...)
 }
 
-// namespaces returns paths of network namespaces. Several paths may refer to the same namespace.
-func (e *Engine) namespaces(place Place) []string {
+// namespaces returns paths of network namespaces, each of another one.
+func (e *Engine) namespaces(place Place) (paths []string) {
 	patterns := []string{"/run/netns/*", filepath.Join(e.procRoot, "[0-9]*/ns/net")}
 	if place.NetNS != "" {
 		patterns = append(patterns, filepath.Join(filepath.Dir(place.NetNS), "*"))
 	}
 
-	var paths []string
+	seen := map[[2]uint64]bool{}
 	for _, pattern := range patterns {
 		found, _ := filepath.Glob(pattern)
-		paths = append(paths, found...)
+		for _, path := range found {
+			var stat unix.Stat_t
+			if unix.Stat(path, &stat) != nil || seen[[2]uint64{stat.Dev, stat.Ino}] {
+				continue
+			}
+			seen[[2]uint64{stat.Dev, stat.Ino}] = true
+			paths = append(paths, path)
+		}
 	}
 
 	return paths

@@ -21,8 +21,8 @@ import (
 // mode exclusive.
 type RDMA struct {
 	// Dir is the folder of the Function's device below the root of sysfs, such as
-	// "bus/pci/devices/0000:3b:02.1". Its folder infiniband exists while the Function has RDMA
-	// devices in any namespace, and has those of the host.
+	// "bus/pci/devices/0000:3b:02.1". Its folder infiniband exists while the Function has an RDMA
+	// device in any namespace. The folder lists only the RDMA devices in the host's namespace.
 	Dir     string        `json:"dir"`
 	Devices []rdma.Device `json:"devices"` // as they were on the host
 }
@@ -153,8 +153,8 @@ var errRDMAAway = errors.New("is in a network namespace that is not found; the k
 	"back when that ends")
 
 // rdmaToHost moves the RDMA devices to the host, before the netdev. It looks for them everywhere,
-// because a pod may have moved them on. It waits a moment for those of a namespace that has just
-// ended, because the kernel brings them back itself.
+// because a pod may have moved them on. If the pod's namespace has just ended, it waits a moment,
+// because the kernel then brings the devices back itself.
 //
 // A device that does not exist any more is no error: the driver was bound again, or the card was
 // reset.
@@ -180,8 +180,8 @@ func (e *Engine) rdmaToHost(ctx context.Context, p patience, place Place, before
 	})
 }
 
-// fetchRDMA moves RDMA devices to the host from the namespaces that have them: the pod's, named
-// ones, and those of all processes.
+// fetchRDMA moves RDMA devices to the host from the namespaces that have them. It looks in the
+// namespace of the pod, in named namespaces, and in the namespaces of all processes.
 func (e *Engine) fetchRDMA(ctx context.Context, place Place, missing []rdma.Device) error {
 	paths := e.namespaces(place)
 	if place.NetNS != "" {
@@ -189,13 +189,7 @@ func (e *Engine) fetchRDMA(ctx context.Context, place Place, missing []rdma.Devi
 	}
 
 	var errs []error
-	seen := map[[2]uint64]bool{}
 	for _, path := range paths {
-		var stat unix.Stat_t
-		if unix.Stat(path, &stat) != nil || seen[[2]uint64{stat.Dev, stat.Ino}] {
-			continue
-		}
-		seen[[2]uint64{stat.Dev, stat.Ino}] = true
 		if ctx.Err() != nil || len(missing) == 0 {
 			break
 		}
@@ -239,16 +233,21 @@ func (e *Engine) fetchRDMAFrom(path string, missing []rdma.Device) ([]rdma.Devic
 
 // awayRDMA returns the devices that exist and that the host does not have.
 //
-// The folder infiniband of the Function's device says whether they exist. The kernel removes it with
-// the last RDMA device, and shows in it those of the host. Devices of the host that are not among
-// those of before were made in their place.
+// The folder infiniband of the Function's device says whether they exist, because the kernel removes
+// it with the last RDMA device: see [RDMA.Dir]. If the folder lists as many devices as there were
+// before, the driver has made new devices in place of the missing ones. A sysfs that shows no
+// devices at all says nothing.
 func (e *Engine) awayRDMA(before *RDMA) ([]rdma.Device, error) {
 	missing, err := e.missingRDMA(e.host, before)
 	if len(missing) == 0 || err != nil {
 		return nil, err
 	}
 
-	made, exists, err := sysfs.Root(e.sysRoot).Dir(before.Dir, "infiniband").Names()
+	root := sysfs.Root(e.sysRoot)
+	made, exists, err := root.Dir(before.Dir, "infiniband").Names()
+	if err == nil && !exists {
+		_, err = root.Gone(root.Dir(before.Dir))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("RDMA devices %s: whether they exist: %w", names(missing), err)
 	}

@@ -75,6 +75,7 @@ func TestRDMARefused(t *testing.T) {
 		used   func(*rdmaFake) // by the pod
 		err    string          // of the plan, the attachment or the release
 		note   string          // of the release
+		blind  bool            // the agent's sysfs shows no devices
 	}{
 		"all is well": {device: "mlx5_2", used: func(s *rdmaFake) {
 			s.device.Name, s.device.Moderation = "mine", new(false)
@@ -87,6 +88,10 @@ func TestRDMARefused(t *testing.T) {
 		"not moved back": {
 			device: "mlx5_2", used: func(s *rdmaFake) { s.move = unix.EIO },
 			err: "is in a network namespace that is not found",
+		},
+		"not moved back, and no sysfs": {
+			device: "mlx5_2", used: func(s *rdmaFake) { s.move = unix.EIO }, blind: true,
+			err: "whether they exist",
 		},
 		"no answer": {
 			device: "mlx5_2", used: func(s *rdmaFake) { s.list = unix.EIO },
@@ -109,7 +114,9 @@ func TestRDMARefused(t *testing.T) {
 			// The folder of the RDMA devices exists, and is empty while they are elsewhere.
 			const dir = "bus/pci/devices/0000:3b:02.1"
 			sysRoot := t.TempDir()
-			must.Succeed(t, os.MkdirAll(filepath.Join(sysRoot, dir, "infiniband"), 0o755))
+			if !tt.blind {
+				must.Succeed(t, os.MkdirAll(filepath.Join(sysRoot, dir, "infiniband"), 0o755))
+			}
 			engine, err := netdev.New(netdev.Options{HostNetNS: w.host.Path(), SysRoot: sysRoot})
 			must.Succeed(t, err)
 			defer engine.Close()
