@@ -29,9 +29,9 @@ func (m MAC) HardwareAddr() net.HardwareAddr {
 }
 
 // infiniBandSize is the size of an InfiniBand address in bytes (INFINIBAND_ALEN of
-// include/linux/if_infiniband.h). The last 8 bytes are the port's GUID. The other ones are the number
-// of a queue pair, which a driver chooses anew when it makes the netdev, and the prefix of the
-// subnet (IPOIB_ADDR of RFC 4391, section 9.1.1).
+// include/linux/if_infiniband.h). The last 8 bytes are the port's GUID. The bytes before it are the
+// prefix of the subnet, and the number of a queue pair. A driver chooses this number when it makes
+// the netdev (RFC 4391, section 9.1.1).
 const infiniBandSize = 20
 
 // PortGUID returns the port's GUID in an InfiniBand address, or "" for another address.

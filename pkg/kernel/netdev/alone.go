@@ -103,7 +103,7 @@ func (e *Engine) onTop(l *link) (on string, certain bool, err error) {
 	return on, known, err
 }
 
-// firstOf names the first of the netdevs, or returns "" if there is none.
+// firstOf returns the kind and the name of the first netdev, or "" without netdevs.
 func firstOf(netdevs []netlink.Link) string {
 	if len(netdevs) == 0 {
 		return ""

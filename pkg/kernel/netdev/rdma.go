@@ -108,8 +108,8 @@ func (e *Engine) checkNodes(before *RDMA, given []string) error {
 		return fmt.Errorf("device nodes of RDMA devices %s: %w", names(before.Devices), err)
 	}
 	if !slices.Equal(now, given) {
-		return fmt.Errorf("RDMA devices %s: have other device nodes since they moved to the pod, %s, "+
-			"and its containers were given %s: delete the pod; claims have no such problem",
+		return fmt.Errorf("RDMA devices %s: have other device nodes since they moved to the pod, "+
+			"%s, and its containers were given %s: delete the pod; claims have no such problem",
 			names(before.Devices), strings.Join(now, ", "), strings.Join(given, ", "))
 	}
 	return nil

@@ -60,9 +60,10 @@ type Snapshot struct {
 	Identity Identity `json:"identity"`
 }
 
-// Sets says whether the attachment changes the MAC, the rates and the GUIDs in VF. Drivers may change these
-// properties by themselves: a driver may report the MAC that the VF gave itself, or the speed of
-// the link as the rate of the VF. Only properties that the attachment changed are written back.
+// Sets says whether the attachment changes the MAC, the rates and the GUIDs in VF. Drivers may
+// change these properties by themselves: a driver may report the MAC that the VF gave itself, or the
+// speed of the link as the rate of the VF. Only properties that the attachment changed are written
+// back.
 type Sets struct {
 	MAC  bool `json:"mac,omitempty"`
 	Rate bool `json:"rate,omitempty"`

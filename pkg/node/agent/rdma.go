@@ -46,7 +46,8 @@ func (m *rdmaMoves) allocated(f function.Function, p pool.Pool) error {
 }
 
 // of implements RDMA of [lifecycle.Options]. A container of a claim gets its character devices after
-// the attachment. After a start of the agent, those of now stand for those that were given.
+// the attachment. After a start of the agent it is not known which ones the kubelet gave, so that the
+// current ones count.
 func (m *rdmaMoves) of(owner journal.Attachment) *netdev.RDMANames {
 	f, exists := m.find(owner.Function)
 	of, _ := m.poolOf(owner.Function)
