@@ -146,10 +146,11 @@ func (p *parser) session(start int, content []string) {
 
 var (
 	space = regexp.MustCompile(`\s+`)
-	// varying matches words with digits, without the punctuation after them, and random parts of names
-	// without digits (k8s.io/apimachinery/pkg/util/rand).
-	varying = regexp.MustCompile(`[\pL0-9_.:/+-]*[0-9]([\pL0-9_.:/+-]*[\pL0-9])?` +
-		`|[\pL.-]*-[bcdfghjklmnpqrstvwxz]{5}\b`)
+	// random matches the random part that Kubernetes adds to a name, which has digits or has none
+	// (k8s.io/apimachinery/pkg/util/rand).
+	random = regexp.MustCompile(`-[bcdfghjklmnpqrstvwxz2456789]{5}\b`)
+	// varying matches words with digits, without the punctuation after them.
+	varying = regexp.MustCompile(`[\pL0-9_.:/+-]*[0-9]([\pL0-9_.:/+-]*[\pL0-9])?`)
 	// steady matches words with digits that are the same in each run: counts and exit codes, which are
 	// small, and "1/1". Other words with digits are times, addresses and names with random parts.
 	steady = regexp.MustCompile(`^[0-9]{1,4}(/[0-9]{1,4})?$`)
@@ -157,6 +158,7 @@ var (
 
 // shape is a line without what differs from one run to another.
 func shape(line string) string {
+	line = random.ReplaceAllString(line, "-#")
 	line = varying.ReplaceAllStringFunc(line, func(word string) string {
 		if steady.MatchString(word) {
 			return word

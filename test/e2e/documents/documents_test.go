@@ -74,7 +74,8 @@ $ echo $?
 
 func TestMissing(t *testing.T) {
 	const output = "NAME              READY   AGE\nxpu-agent-8k6nr   1/1     56s\nok     2.3s  blue: all of 2 pods\n" +
-		"0\n" + "claim web-nic-zjhkh: Function 0000:3b:01.0\n"
+		"0\n" + "claim web-nic-zjhkh: Function 0000:3b:01.0\n" +
+		"[pod/agent-wbdvj/agent] detached\n" + "[pod/web-5c68d7f9f4-x2k4p/web] ready\n"
 	for shown, want := range map[string]string{
 		"NAME  READY   AGE":                "",
 		"xpu-agent-djbxz   1/1  3s":        "",
@@ -87,6 +88,10 @@ func TestMissing(t *testing.T) {
 		"xpu-agent-djbxz   1/1   3s   x":   "xpu-agent-djbxz   1/1   3s   x",
 		"ok     15ms  blue: all of 2 nuts": "ok     15ms  blue: all of 2 nuts",
 		"claim web-nic-4c7jf: Function 0000:3b:01.1": "",
+		"[pod/agent-d99jb/agent] detached":           "",
+		"[pod/agent-zjhkh/agent] detached":           "",
+		"[pod/web-7d9f8b6c5d-d99jb/web] ready":       "",
+		"[pod/web-7d9f8b6c5d-zjhkh/web] ready":       "",
 	} {
 		if got := Missing([]string{shown}, output); got != want {
 			t.Errorf("%q: %q is missing, want %q", shown, got, want)
