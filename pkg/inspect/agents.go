@@ -101,10 +101,14 @@ func (a Agents) state(ctx context.Context, node string, args ...string) (*nodest
 	defer cancel()
 
 	out, err := a.execute(ctx, node, args...)
-	if err != nil && context.Cause(ctx) == late {
-		return nil, late
-	}
 	if err != nil {
+		// A connection with the deadline of ctx may return its error a moment before ctx ends.
+		if deadline, _ := ctx.Deadline(); !time.Now().Before(deadline) {
+			<-ctx.Done()
+		}
+		if context.Cause(ctx) == late {
+			return nil, late
+		}
 		return nil, err
 	}
 

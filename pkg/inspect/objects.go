@@ -253,16 +253,24 @@ func notesOn(p *v1alpha1.DevicePool, node *v1alpha1.XPUNode) []string {
 	return notes
 }
 
-// NodeNotes returns what is wrong on a node: conditions that are not True, and the problems of its
-// pools.
-func NodeNotes(node *v1alpha1.XPUNode, pools []v1alpha1.DevicePool) []string {
-	var notes []string
+// JudgeNode returns the messages of a node's conditions that are not True. An inventory that could
+// not be compared is a remark, because nothing wrong was found.
+func JudgeNode(node *v1alpha1.XPUNode) (problems, remarks []string) {
 	for _, c := range node.Status.Conditions {
-		if c.Status != metav1.ConditionTrue {
-			notes = append(notes, noteOf(c))
+		switch {
+		case c.Status == metav1.ConditionTrue:
+		case c.Type == v1alpha1.ConditionInventoryVerified && c.Status == metav1.ConditionUnknown:
+			remarks = append(remarks, noteOf(c))
+		default:
+			problems = append(problems, noteOf(c))
 		}
 	}
+	return problems, remarks
+}
 
+// PoolNotes returns the problems that pools have on a node.
+func PoolNotes(node *v1alpha1.XPUNode, pools []v1alpha1.DevicePool) []string {
+	var notes []string
 	for i := range pools {
 		for _, note := range notesOn(&pools[i], node) {
 			notes = append(notes, "pool "+pools[i].Name+": "+note)

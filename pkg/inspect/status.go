@@ -189,10 +189,9 @@ func (s status) nodes(ctx context.Context) (Part, error) {
 		if node.Status.Agent != nil {
 			versions[node.Status.Agent.Version]++
 		}
-		for _, c := range node.Status.Conditions {
-			if c.Status == metav1.ConditionFalse {
-				p.Notes = append(p.Notes, fmt.Sprintf("%s: %s: %s", node.Name, c.Reason, c.Message))
-			}
+		problems, _ := JudgeNode(&node)
+		for _, problem := range problems {
+			p.Notes = append(p.Notes, node.Name+": "+problem)
 		}
 	}
 

@@ -123,7 +123,23 @@ func TestStatus(t *testing.T) {
 				Type: v1alpha1.ConditionAgentReady, Status: metav1.ConditionFalse,
 				Reason: v1alpha1.ReasonAgentAway, Message: "no pod is ready",
 			}}
-		}, nil, false, "  node1: AgentAway: no pod is ready"},
+		}, nil, false, "  node1: AgentReady AgentAway: no pod is ready"},
+		"nobody knows of an agent": {func(_ *appsv1.DaemonSet, _ *appsv1.Deployment,
+			_ *coordinationv1.Lease, node *v1alpha1.XPUNode, _ *v1alpha1.DevicePool,
+		) {
+			node.Status.Conditions = []metav1.Condition{{
+				Type: v1alpha1.ConditionAgentReady, Status: metav1.ConditionUnknown,
+				Reason: v1alpha1.ReasonAgentAway, Message: "nobody has said",
+			}}
+		}, nil, false, "  node1: AgentReady AgentAway: nobody has said"},
+		"an inventory was not compared": {func(_ *appsv1.DaemonSet, _ *appsv1.Deployment,
+			_ *coordinationv1.Lease, node *v1alpha1.XPUNode, _ *v1alpha1.DevicePool,
+		) {
+			node.Status.Conditions = append(node.Status.Conditions, metav1.Condition{
+				Type: v1alpha1.ConditionInventoryVerified, Status: metav1.ConditionUnknown,
+				Reason: v1alpha1.ReasonNotVerified, Message: "there is no result",
+			})
+		}, nil, true, "XPUNodes         Good"},
 		"direct mode": {nil, &meta.NoKindMatchError{}, true, "no such kind: direct mode"},
 		"no right": {nil, apierrors.NewForbidden(schema.GroupResource{}, "", nil), false,
 			"DevicePools      Unknown   you may not read it"},

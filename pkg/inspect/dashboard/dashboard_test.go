@@ -557,3 +557,28 @@ func TestXPUNodeWithoutWord(t *testing.T) {
 		t.Error(text)
 	}
 }
+
+// TestXPUNodeNotCompared checks that an inventory that could not be compared is said of a node, and
+// is not wrong, as xpuctl status has it.
+func TestXPUNodeNotCompared(t *testing.T) {
+	node := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}
+	node.Status.Conditions = []metav1.Condition{
+		{Type: v1alpha1.ConditionAgentReady, Status: metav1.ConditionTrue},
+		{Type: v1alpha1.ConditionInventoryVerified, Status: metav1.ConditionUnknown,
+			Reason: v1alpha1.ReasonNotVerified, Message: "there is no result"},
+	}
+	p := open(t, serve(t, options(dashboardtest.NewCluster(node))))
+	p.untilRead(t)
+	p.until(t, func() bool { return p.records["node/node1"] != nil })
+
+	text := string(p.records["node/node1"])
+	if !strings.Contains(text, `"status":"Done"`) ||
+		!strings.Contains(text, `"remarks":["InventoryVerified NotVerified: there is no result"]`) {
+		t.Error(text)
+	}
+	for _, wrong := range p.overview(t).Wrong {
+		if wrong.Name == "node1" {
+			t.Errorf("%+v is wrong", wrong)
+		}
+	}
+}

@@ -68,11 +68,12 @@ type Wrong struct {
 
 // Node is a node with an agent.
 type Node struct {
-	Name   string         `json:"name"`
-	Agent  string         `json:"agent,omitempty"` // its version
-	Status explain.Status `json:"status"`
-	Notes  []string       `json:"notes,omitempty"`
-	PFs    []PF           `json:"pfs"`
+	Name    string         `json:"name"`
+	Agent   string         `json:"agent,omitempty"` // its version
+	Status  explain.Status `json:"status"`
+	Notes   []string       `json:"notes,omitempty"`
+	Remarks []string       `json:"remarks,omitempty"`
+	PFs     []PF           `json:"pfs"`
 	// Asked is when the agent was asked. It is zero if objects of the cluster say what is here.
 	Asked time.Time `json:"asked,omitzero"`
 }
@@ -188,8 +189,10 @@ func limited(notes []string) []string {
 func (b *builder) addNodes(all *objects, functions known) {
 	for i := range all.nodes.Items {
 		node := &all.nodes.Items[i]
+		problems, remarks := inspect.JudgeNode(node)
+		notes := slices.Concat(problems, inspect.PoolNotes(node, all.pools.Items))
 		record := Node{Name: node.Name, Status: explain.Done, PFs: functions.pfsOf(node),
-			Notes: limited(inspect.NodeNotes(node, all.pools.Items))}
+			Notes: limited(notes), Remarks: limited(remarks)}
 		if node.Status.Agent != nil {
 			record.Agent = node.Status.Agent.Version
 		}
@@ -214,11 +217,7 @@ func (b *builder) addNodes(all *objects, functions known) {
 		}
 		b.add("node/"+node.Name, i+1, record)
 
-		for _, c := range node.Status.Conditions {
-			if c.Status != metav1.ConditionTrue {
-				b.wrong("node", node.Name, fmt.Sprintf("%s %s: %s", c.Type, c.Reason, c.Message))
-			}
-		}
+		b.wrong("node", node.Name, problems...)
 	}
 }
 

@@ -570,7 +570,7 @@ async function showDetail() {
 async function ask(key, address, draw, known) {
   question = new AbortController();
   const body = element("detail-body");
-  const before = known ? [notes(known.notes)] : [];
+  const before = known ? [notes(known.notes), notes(known.remarks, "Done")] : [];
   try {
     const answer = await fetch(address, {signal: question.signal});
     const content = answer.ok ? draw(await answer.json()) : [make("p", "Failed", "✗ " + (await answer.text()))];
