@@ -297,6 +297,21 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
+// TestAnswerLost checks that an object is deleted of which the agent never told the name, whatever
+// the agent puts before ids.
+func TestAnswerLost(t *testing.T) {
+	agent := opitest.Start(t)
+	agent.DropNext("CreateLogicalBridge", 1)
+	err := run(t, io.Discard, "--endpoint", agent.Config().Endpoint, "--plaintext",
+		"--run", "logical-bridge/create-comes-up")
+	if !errors.Is(err, errNo) {
+		t.Errorf("got %v, want %v", err, errNo)
+	}
+	if left := agent.Networks(); len(left) > 0 || agent.Calls("CreateLogicalBridge") == 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
 // TestDeclared checks that what is claimed and not served fails.
 func TestDeclared(t *testing.T) {
 	agent := opitest.Start(t)

@@ -51,6 +51,7 @@ type Runner struct {
 type made struct {
 	kind     *Kind
 	id, name string // name is empty until the agent said it
+	lost     bool   // the agent did not answer Create, so that it may have made the object
 }
 
 // NewRunner returns a runner. The caller must call Close.
@@ -361,10 +362,14 @@ func (r *Runner) clean(ctx context.Context) {
 // remove deletes an object that the run made and waits until it is gone.
 func (r *Runner) remove(ctx context.Context, m *made) error {
 	names := []string{m.name}
-	if m.name == "" {
+	switch {
+	case m.name != "":
+	case m.id != "":
+		r.findPrefix(ctx, m)
 		names = r.names(m.kind, m.id)
-	}
-	if m.name == "" && m.id == "" {
+	case m.lost:
+		return errors.New("nobody knows its name")
+	default:
 		return nil // it has no name because Create failed
 	}
 
@@ -377,6 +382,29 @@ func (r *Runner) remove(ctx context.Context, m *made) error {
 		return nil
 	}
 	return errors.Join(errs...)
+}
+
+// findPrefix finds out what the agent puts before ids, if it never said so and may have made an
+// object. Names are guesses without it.
+func (r *Runner) findPrefix(ctx context.Context, m *made) {
+	if _, known := r.given[m.kind]; known || !m.lost {
+		return
+	}
+
+	token := ""
+	for range maxPages {
+		limited, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
+		page, next, err := r.calls[m.kind].list(limited, 0, token)
+		cancel()
+		r.mu.Lock()
+		for _, object := range page {
+			r.learn(m.kind, m.id, object.GetName())
+		}
+		r.mu.Unlock()
+		if token = next; err != nil || token == "" {
+			return
+		}
+	}
 }
 
 // removeName deletes an object by its name. The name is a guess if Create gave none; then an error
@@ -411,7 +439,11 @@ func (r *Runner) finish(ctx context.Context) (left []string) {
 	r.made, r.left = r.left, nil
 	r.clean(ctx)
 	for _, m := range r.left {
-		left = append(left, fmt.Sprintf("%s %s", m.kind.Word, r.names(m.kind, m.id)[0]))
+		name := r.names(m.kind, m.id)[0]
+		if m.id == "" && m.name == "" {
+			name = "whose name is not known, because the agent did not answer its Create"
+		}
+		left = append(left, m.kind.Word+" "+name)
 	}
 
 	limited, cancel := context.WithTimeout(ctx, cleanUpLimit)

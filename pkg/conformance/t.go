@@ -170,9 +170,10 @@ func (t *T) CreateRaw(k *Kind, id string, m Message) (got Message, err error) {
 		return err
 	})
 
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	record.lost = isLost(err)
 	if err == nil {
-		t.mu.Lock()
-		defer t.mu.Unlock()
 		record.name = got.GetName()
 		t.learn(k, id, got.GetName())
 	}

@@ -72,7 +72,7 @@ func against(
 		},
 		Prefix: conformance.NewPrefix(),
 		VLANs:  conformance.Range{First: 100, Last: 299}, VNIs: conformance.Range{First: 1, Last: 99},
-		Settle: 300 * time.Millisecond, CallTimeout: 5 * time.Second, Limit: time.Minute, Scale: 8,
+		Settle: time.Second, CallTimeout: 5 * time.Second, Limit: time.Minute, Scale: 8,
 	}, conformance.NewKinds())
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = runner.Close() })
