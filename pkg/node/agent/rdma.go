@@ -28,16 +28,21 @@ type rdmaMoves struct {
 
 // allocated remembers which character devices containers get of a Function of the device plugin.
 func (m *rdmaMoves) allocated(f function.Function, p pool.Pool) error {
-	if !p.Options(f).RDMA {
-		return nil
-	}
-	nodes, err := m.nodes(f)
-	if err != nil {
-		return err
+	var nodes []string
+	isGiven := p.Options(f).RDMA
+	if isGiven {
+		var err error
+		if nodes, err = m.nodes(f); err != nil {
+			return err
+		}
 	}
 
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
+	if !isGiven {
+		delete(m.given, f.ID)
+		return nil
+	}
 	if m.given == nil {
 		m.given = map[function.ID][]string{}
 	}
@@ -50,8 +55,7 @@ func (m *rdmaMoves) allocated(f function.Function, p pool.Pool) error {
 // current ones count.
 func (m *rdmaMoves) of(owner journal.Attachment) *netdev.RDMANames {
 	f, exists := m.find(owner.Function)
-	of, _ := m.poolOf(owner.Function)
-	if !exists || f.RDMAMode != function.RDMAExclusive || !of.Options(f).RDMA {
+	if !exists || f.RDMAMode != function.RDMAExclusive || !m.promised(owner, f) {
 		return nil
 	}
 
@@ -60,6 +64,19 @@ func (m *rdmaMoves) of(owner journal.Attachment) *netdev.RDMANames {
 		moves.Nodes = m.givenOf(f)
 	}
 	return moves
+}
+
+// promised reports whether the pool promised the RDMA devices when it gave the Function away. The
+// pool of today says it if nobody recorded it, and may have been changed or deleted.
+func (m *rdmaMoves) promised(owner journal.Attachment, f function.Function) bool {
+	if owner.Devices != nil {
+		return owner.Devices.RDMA
+	}
+	m.mutex.Lock()
+	_, isGiven := m.given[f.ID]
+	m.mutex.Unlock()
+	of, _ := m.poolOf(owner.Function)
+	return owner.Claim.UID == "" && isGiven || of.Options(f).RDMA
 }
 
 func (m *rdmaMoves) givenOf(f function.Function) []string {

@@ -31,6 +31,7 @@ func TestRDMAMoves(t *testing.T) {
 		pool      pool.Pool
 		owner     journal.Attachment
 		allocated bool // the kubelet gave uverbs0 to a container
+		deleted   bool // the pool, meanwhile
 		want      *netdev.RDMANames
 	}{
 		"mode shared":  {mode: function.RDMAShared, pool: roce, owner: byClaim},
@@ -47,6 +48,22 @@ func TestRDMAMoves(t *testing.T) {
 		},
 		"device plugin": {
 			mode: function.RDMAExclusive, pool: roce, owner: byPod, allocated: true,
+			want: &netdev.RDMANames{
+				Dir: dir, Names: []string{"mlx5_2"}, Nodes: []string{"uverbs0", "umad0"},
+			},
+		},
+		"claim of a pool that is deleted": {
+			mode: function.RDMAExclusive, pool: roce, deleted: true,
+			owner: journal.Attachment{Function: id, Claim: byClaim.Claim,
+				Devices: &journal.Devices{RDMA: true}},
+			want: &netdev.RDMANames{Dir: dir, Names: []string{"mlx5_2"}},
+		},
+		"claim from before the pool asked for it": {
+			mode: function.RDMAExclusive, pool: roce,
+			owner: journal.Attachment{Function: id, Claim: byClaim.Claim, Devices: &journal.Devices{}},
+		},
+		"device plugin of a pool that is deleted": {
+			mode: function.RDMAExclusive, pool: roce, owner: byPod, allocated: true, deleted: true,
 			want: &netdev.RDMANames{
 				Dir: dir, Names: []string{"mlx5_2"}, Nodes: []string{"uverbs0", "umad0"},
 			},
@@ -83,7 +100,12 @@ func TestRDMAMoves(t *testing.T) {
 			m := &rdmaMoves{
 				sysRoot: sysRoot,
 				find:    func(function.ID) (function.Function, bool) { return f, true },
-				poolOf:  func(function.ID) (pool.Pool, bool) { return tt.pool, true },
+				poolOf: func(function.ID) (pool.Pool, bool) {
+					if tt.deleted {
+						return pool.Pool{}, false
+					}
+					return tt.pool, true
+				},
 			}
 			nodes("0")
 			if tt.allocated {

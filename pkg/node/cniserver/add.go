@@ -17,6 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceinfo"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/optional"
 )
 
@@ -261,8 +262,12 @@ func (s *Server) addReply(
 		}
 
 		p, _ := s.Pools.PoolOf(a.device)
+		promised := p.Options(a.function)
+		if record.Devices != nil {
+			promised = pool.Options(*record.Devices)
+		}
 		// The device-info specification cannot describe an SF without a vDPA device.
-		if info := deviceinfo.Of(a.function, p.Options(a.function).VDPA != ""); info != nil {
+		if info := deviceinfo.Of(a.function, promised.VDPA != ""); info != nil {
 			if reply.DeviceInfo, err = json.Marshal(info); err != nil {
 				return reply, err
 			}

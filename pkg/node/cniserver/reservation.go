@@ -205,6 +205,7 @@ func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error
 	}
 
 	r.Claim, r.Pod, r.Port, r.Setup = have.Claim, have.Pod, have.Port, have.Setup
+	r.Devices = have.Devices
 	r.CNI.Claimed = &claimed
 	r.Interface = claimed
 	r.Interface.Name = a.IfName

@@ -829,8 +829,9 @@ func TestClaim(t *testing.T) {
 
 	claimed := journal.Attachment{
 		Function: lifecycletest.ID(0), PF: "0000:3b:00.0",
-		Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"},
-		Pod:   journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
+		Claim:   journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"},
+		Pod:     journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
+		Devices: &journal.Devices{VDPA: "vhost"},
 		Interface: function.Interface{
 			Name: "claimed", MAC: "02:00:00:00:00:0d", MTU: 1450,
 			Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")},
@@ -863,6 +864,10 @@ func TestClaim(t *testing.T) {
 		}
 		if reported := r.reports.reported; len(reported) != 1 || reported[0].UID != "claim-1" {
 			t.Errorf("reported %v", reported)
+		}
+		if record, _ := r.Journal.Get(lifecycletest.ID(0)); record.Devices == nil ||
+			*record.Devices != *claimed.Devices {
+			t.Errorf("devices %v, want %v", record.Devices, claimed.Devices)
 		}
 
 		// The pod gets another sandbox, and the DEL of the first one comes late.

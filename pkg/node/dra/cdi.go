@@ -150,13 +150,21 @@ func (c *CDIFiles) deviceNodes(a journal.Attachment) (devnode.Set, error) {
 			function.Driver, a.Setup.Driver)
 	}
 
-	var wish devnode.Wish
-	if id, err := claim.ParsePoolID(a.Claim.Pool); err == nil {
-		spec, _ := c.DevicePool(id.DevicePool)
-		wish.Options = pool.Pool{Name: id.DevicePool, Spec: spec}.Options(function)
-	}
+	return c.DeviceNodes.Of(function, devnode.Wish{Options: c.promised(a, function)})
+}
 
-	return c.DeviceNodes.Of(function, wish)
+// promised returns what the pool promised for the Function. The pool of today says it of records of
+// older agents only, because the pool may have been changed or deleted.
+func (c *CDIFiles) promised(a journal.Attachment, f function.Function) pool.Options {
+	if a.Devices != nil {
+		return pool.Options(*a.Devices)
+	}
+	id, err := claim.ParsePoolID(a.Claim.Pool)
+	if err != nil {
+		return pool.Options{}
+	}
+	spec, _ := c.DevicePool(id.DevicePool)
+	return pool.Pool{Name: id.DevicePool, Spec: spec}.Options(f)
 }
 
 // environment returns variables with the Functions of a request, their interfaces and their device

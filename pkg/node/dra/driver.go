@@ -301,6 +301,12 @@ func (d *Driver) attachmentFor(
 		}
 	}
 
+	want.Devices = earlier.Devices
+	if want.Devices == nil && exists {
+		promised := journal.Devices(pool.Pool{Name: device.ID.DevicePool, Spec: spec}.Options(function))
+		want.Devices = &promised
+	}
+
 	networks := device.NetworkNames(spec)
 	network := strings.Join(networks, ", ")
 	if err := function.CheckLinkType(device.Interface, network); err != nil {

@@ -312,6 +312,7 @@ func TestPrepare(t *testing.T) {
 			},
 		},
 		AnyName: true,
+		Devices: &journal.Devices{},
 		State:   journal.Reserved,
 	}
 
@@ -1017,6 +1018,8 @@ func TestRDMAAndVDPA(t *testing.T) {
 			"XPU_VDPA_BLUE=/dev/vhost-vdpa-0"},
 		{v1alpha1.FunctionSelector{}, nil, "XPU_INTERFACE_BLUE=net1"},
 	} {
+		n := newNode(t)
+		n.functions[id] = f
 		n.specs["plain"] = v1alpha1.DevicePoolSpec{
 			Selectors: []v1alpha1.FunctionSelector{test.selector},
 		}
@@ -1026,6 +1029,8 @@ func TestRDMAAndVDPA(t *testing.T) {
 			t.Fatal(err)
 		}
 
+		// What was promised stays, although the pool is deleted before the pod has its interface.
+		delete(n.specs, "plain")
 		n.attach(d)
 		n.wantNodes(test.nodes, test.env)
 	}

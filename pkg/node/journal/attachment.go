@@ -58,6 +58,9 @@ type Attachment struct {
 	// Nodes says that a container got device nodes of the Function when it was allocated, so that a
 	// pod may have used the Function without an attachment.
 	Nodes bool `json:"nodes,omitempty"`
+	// Devices are the devices beside the Function that its pool promised when the Function was
+	// reserved for a claim. It is nil in records of older agents, and without a claim.
+	Devices *Devices `json:"devices,omitempty"`
 	// Port is the Port that this agent requests from the xPU; nil if there is none, or if the
 	// controller makes it.
 	Port *Port `json:"port,omitempty"`
@@ -151,6 +154,14 @@ const (
 	// NotRestored: the netdev, or what the PF enforces, cannot be read or restored.
 	NotRestored QuarantineReason = "NotRestored"
 )
+
+// Devices says which devices containers get beside the Function.
+type Devices struct {
+	// RDMA stands for the character devices of the RDMA devices.
+	RDMA bool `json:"rdma,omitempty"`
+	// VDPA is "virtio" or "vhost" if the Function is used through its vDPA device, otherwise "".
+	VDPA string `json:"vdpa,omitempty"`
+}
 
 // QuarantineReasons lists all reasons.
 var QuarantineReasons = []QuarantineReason{MayLeak, WrongDriver, NotTornDown, NotRestored}
@@ -288,7 +299,8 @@ func (a Attachment) LastUse() (use Ended, ok bool) {
 func (a Attachment) BackToReserved() Attachment {
 	reserved := Attachment{
 		Function: a.Function, PF: a.PF, PFName: a.PFName, VFIndex: a.VFIndex,
-		Claim: a.Claim, Pod: a.Pod, Resource: a.Resource, Nodes: a.Nodes, Port: a.Port, CNI: a.CNI,
+		Claim: a.Claim, Pod: a.Pod, Resource: a.Resource, Nodes: a.Nodes, Devices: a.Devices,
+		Port: a.Port, CNI: a.CNI,
 		Setup:     a.Setup,
 		Interface: a.Interface, AnyName: a.AnyName, Driver: a.Driver,
 		State: Reserved, ReservedAt: a.ReservedAt, Made: a.Made,
