@@ -477,7 +477,7 @@ type DevicePoolSpec struct {
 	// PodDisruptionBudgets. Kubernetes deletes all pods whose claims have the device, also those that
 	// only watch it with adminAccess. A request keeps its pods with a toleration of the key
 	// xpu.opiproject.org/lost, with operator Exists and effect NoExecute. The effect must be named,
-	// because Kubernetes evicts in spite of a toleration without an effect.
+	// because Kubernetes before 1.38 evicts in spite of a toleration without an effect.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1m')",message="must be at least 1m, as a card may reset"
 	EvictLostAfter *metav1.Duration `json:"evictLostAfter,omitempty"`

@@ -70,9 +70,13 @@ func NewEntry(pool, device string, share types.UID) resourceapi.AllocatedDeviceS
 const Megabit = 1_000_000
 
 // bandwidth returns a share's part of its PF's bandwidth, in Mbit/s. The scheduler has rounded it
-// to whole Mbit/s.
+// to whole Mbit/s. The name of the capacity may have the driver's domain, and is preferred then
+// (DeviceRequestAllocationResult.ConsumedCapacity in resource.k8s.io/v1 of Kubernetes 1.38).
 func bandwidth(result resourceapi.DeviceRequestAllocationResult) int {
-	consumed := result.ConsumedCapacity[CapacityBandwidth]
+	consumed, full := result.ConsumedCapacity[v1alpha1.GroupName+"/"+CapacityBandwidth]
+	if !full {
+		consumed = result.ConsumedCapacity[CapacityBandwidth]
+	}
 	return int(consumed.Value() / Megabit)
 }
 

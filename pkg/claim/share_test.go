@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -69,6 +70,27 @@ func TestShares(t *testing.T) {
 	if devices[1].Bandwidth != 25000 || devices[0].Bandwidth != 0 {
 		t.Errorf("bandwidth %d and %d Mbit/s, want 0 and 25000", devices[0].Bandwidth,
 			devices[1].Bandwidth)
+	}
+}
+
+// TestBandwidthByItsFullName checks that a claim's part of the link is found by each name that
+// Kubernetes may give it: without the limit, a VF could take what other claims were promised.
+func TestBandwidthByItsFullName(t *testing.T) {
+	const full = resourceapi.QualifiedName(v1alpha1.GroupName) + "/" + claim.CapacityBandwidth
+	for _, short := range []string{"", "1G"} {
+		allocated := claimtest.Allocated("net", withShare("one", short))
+		result := &allocated.Status.Allocation.Devices.Results[0]
+		result.ConsumedCapacity[full] = resource.MustParse("25G")
+
+		devices, err := claim.Devices(allocated)
+		if err != nil {
+			t.Fatal(err)
+		}
+		vf := ptr.Deref(devices[0].Interface.VF, function.VFConfig{})
+		if devices[0].Bandwidth != 25000 || ptr.Deref(vf.MaxTxRate, 0) != 25000 {
+			t.Errorf("beside bandwidth %q: %d Mbit/s, and the VF's maximum is %d, want 25000", short,
+				devices[0].Bandwidth, ptr.Deref(vf.MaxTxRate, 0))
+		}
 	}
 }
 

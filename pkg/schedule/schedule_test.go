@@ -390,6 +390,9 @@ func TestFeatures(t *testing.T) {
 		{"1.40", "DRAListTypeAttributes=true", "DRAAdminAccess DRAConsumableCapacity " +
 			"DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints " +
 			"DRAListTypeAttributes DRAPartitionableDevices DRAPrioritizedList extended rules"},
+		{"v1.38.0-beta.0", "", "DRAAdminAccess DRAConsumableCapacity " +
+			"DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints " +
+			"DRAPartitionableDevices DRAPrioritizedList extended rules"},
 		{"1.34", "DRADeviceTaints=true", "DRAAdminAccess DRADeviceTaints DRAPrioritizedList rules"},
 	} {
 		features, err := NewFeatures(tt.version, tt.gates)
@@ -406,8 +409,9 @@ func TestFeatures(t *testing.T) {
 		if features.TaintRules {
 			got = append(got, "rules")
 		}
-		if unknown := tt.version == "1.40"; unknown != (features.Unknown == tt.version) ||
-			unknown != strings.Contains(features.Note(), "Kubernetes 1.40 is newer") {
+		unknown := tt.version == "1.40" || tt.version == "v1.38.0-beta.0"
+		if unknown != (features.Unknown == tt.version) ||
+			unknown != strings.Contains(features.Note(), "Kubernetes "+tt.version+" is newer") {
 			t.Errorf("%s: unknown %q, note %q", tt.version, features.Unknown, features.Note())
 		}
 		if strings.Join(got, " ") != tt.want {

@@ -14,7 +14,7 @@ import (
 func TestRulesHarm(t *testing.T) {
 	for version, want := range map[string]bool{
 		"v1.36.0": true, "v1.36.2": true, "v1.36.2+k3s1": true, "v1.36.3": false, "v1.37.0": false,
-		"v1.35.6": false, "v1.34.1-gke.100": false, "": true, "unknown": true,
+		"v1.35.6": false, "v1.34.1-gke.100": false, "v1.38.0-beta.0": false, "": true, "unknown": true,
 		"v0.0.0-master+$Format:%H$": true,
 	} {
 		if got := RulesHarm(version); got != want {

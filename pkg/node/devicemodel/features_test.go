@@ -220,7 +220,7 @@ func TestCountersHarm(t *testing.T) {
 	for version, want := range map[string]string{
 		"v1.35.5": "1.35.6 or later", "v1.35.6": "", "v1.36.0-rc.1": "1.36.2 or later",
 		"v1.36.1-eks-1234": "1.36.2 or later", "v1.36.2": "", "v1.36.10+k3s1": "", "v1.37.0": "",
-		"v1.34.0": "", "v2.36.0": "", "": "", "unknown": "",
+		"v1.34.0": "", "v1.38.0-beta.0": "", "v2.36.0": "", "": "", "unknown": "",
 	} {
 		got := CountersHarm(version)
 		if (got != "") != (want != "") || !strings.Contains(got, want) {

@@ -139,7 +139,7 @@ func TestMostValues(t *testing.T) {
 func TestListsHarm(t *testing.T) {
 	for version, want := range map[string]string{
 		"v1.36.0": "1.37", "v1.36.6-gke.1": "1.37", "v1.37.0-rc.1": "", "v1.37.1": "",
-		"v1.38.0": "", "v2.0.0": "", "v0.99.0": "1.37",
+		"v1.38.0-beta.0": "", "v1.38.0": "", "v2.0.0": "", "v0.99.0": "1.37",
 		"": "1.37 or later", "unknown": "1.37 or later",
 	} {
 		got := ListsHarm(version)

@@ -16,8 +16,8 @@ import (
 // pool's policy, then those in use. The order of available does not matter. prefer returns fewer
 // IDs if there are not enough, and skips unknown ones.
 //
-// The kubelet offers Functions that pods still have, because it forgets a running Allocate when
-// another pod ends in the meantime (kubernetes/kubernetes#137534).
+// Kubelets before 1.38 offer Functions that pods still have, because they forget a running Allocate
+// when another pod ends in the meantime (kubernetes/kubernetes#137534).
 func (o *offer) prefer(available, must []string, size int, inUse func(function.ID) bool) []string {
 	c := &choice{taken: map[pci.Address]int{}, roots: map[string]int{}, nodes: map[int]int{}}
 	for _, id := range must {

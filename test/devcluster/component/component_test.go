@@ -150,7 +150,7 @@ func TestAuditPolicyIsTheCallersOwn(t *testing.T) {
 // TestGangs: an older Kubernetes refuses to start with a feature gate that it does not know.
 func TestGangs(t *testing.T) {
 	for version, want := range map[string]bool{
-		"v1.34.5": false, "v1.36.9": false, "v1.37.0": true, "v1.38.0-alpha.0": true, "": false,
+		"v1.34.5": false, "v1.36.9": false, "v1.37.0": true, "v1.38.0-beta.0": true, "": false,
 	} {
 		plane := ControlPlane{Gangs: HasGangs(version)}
 		for _, command := range []Command{
