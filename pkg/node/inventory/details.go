@@ -318,20 +318,40 @@ func iommuGroup(device sysfs.Dir) (string, error) {
 }
 
 // readVDPAs lists the vDPA devices of the node. If several have the same parent, the first one by
-// name counts.
+// name counts. Those that cannot be read stay as they were last seen.
 func (s *scanner) readVDPAs() {
-	s.vdpas = map[string]function.VDPA{}
 	bus := s.sysfs.Dir(sysfs.VDPADevices)
 	entries, err := bus.Sorted()
 	s.report(bus, reasonVDPA, err)
+	if err != nil {
+		return
+	}
 
+	before := s.vdpas
+	s.vdpas = map[string]function.VDPA{}
 	for _, name := range entries {
 		parent, vdpa, err := readVDPA(name, bus.Dir(name))
 		s.report(bus.Dir(name), reasonVDPA, err)
-		if _, taken := s.vdpas[parent]; !taken && err == nil {
+		if err != nil {
+			parent, vdpa = vdpaNamed(name, before)
+		}
+		if _, taken := s.vdpas[parent]; !taken && vdpa.Name != "" {
 			s.vdpas[parent] = vdpa
 		}
 	}
+}
+
+// vdpaNamed returns the vDPA device with a name, and the name of its parent device. Both are empty
+// if it is not listed.
+func vdpaNamed(
+	name string, listed map[string]function.VDPA,
+) (parent string, vdpa function.VDPA) {
+	for parent, vdpa := range listed {
+		if vdpa.Name == name {
+			return parent, vdpa
+		}
+	}
+	return "", function.VDPA{}
 }
 
 // readVDPA reads a vDPA device, and the name of its parent device.

@@ -232,6 +232,50 @@ func TestNetdevOfVDPA(t *testing.T) {
 	}
 }
 
+// TestVDPAUnreadable checks that a vDPA device, and the netdev that it has, stay as they were last
+// seen while they cannot be read.
+func TestVDPAUnreadable(t *testing.T) {
+	const vf = inTree + "0000:3b:01.0/"
+	for _, unreadable := range []string{
+		"bus/vdpa/devices", "bus/vdpa/devices/vdpa0", inTree + "0000:3b:01.0/vdpa0/driver",
+	} {
+		t.Run(filepath.Base(unreadable), func(t *testing.T) {
+			root := t.TempDir()
+			host().add(sysfsTree{
+				"bus/vdpa/devices/vdpa0":           "-> ../../../" + vf + "vdpa0",
+				vf + "vdpa0/driver":                "-> ../../../../../../bus/vdpa/drivers/virtio_vdpa",
+				vf + "vdpa0/virtio4/net/eth9/type": "1",
+			}).write(t, root)
+			s := testScanner(root)
+			want := wantVF(0, "eth9")
+			want.VDPA = function.VDPA{Name: "vdpa0", Driver: "virtio_vdpa"}
+			look := func(when string) {
+				t.Helper()
+				if diff := gocmp.Diff(want, scanned(t, s)["0000:3b:01.0"]); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", when, diff)
+				}
+			}
+			look("at first")
+
+			path, away := filepath.Join(root, unreadable), filepath.Join(root, "away")
+			must.Succeed(t, os.Rename(path, away))
+			must.Succeed(t, os.WriteFile(path, nil, 0o600))
+			look("unreadable")
+			look("still unreadable")
+			if !s.unread() {
+				t.Error("nobody tries again")
+			}
+
+			must.Succeed(t, os.Remove(path))
+			want.VDPA, want.Netdev = function.VDPA{}, "ens3f0v0"
+			if filepath.Base(unreadable) == "driver" {
+				want.VDPA.Name = "vdpa0"
+			}
+			look("gone")
+		})
+	}
+}
+
 // TestWhatPodsTake: a pod that takes the netdev and the RDMA device changes nothing else. A driver
 // that is unbound takes its devices along. Another device at the address starts anew.
 func TestWhatPodsTake(t *testing.T) {

@@ -45,7 +45,7 @@ const (
 	reasonSFNum    reason = "sfnum"
 	reasonLinkType reason = "type"      // of a netdev; left out
 	reasonRDMA     reason = "rdma"      // of a device, or the mode of the system; left out
-	reasonVDPA     reason = "vdpa"      // left out
+	reasonVDPA     reason = "vdpa"      // the last one stays
 	reasonIOMMU    reason = "iommu"     // left out
 	reasonDDP      reason = "ddp"       // left out
 	reasonVFs      reason = "vfs"       // their maximum number or place; the last one stays
@@ -188,7 +188,7 @@ func (s *scanner) unread() bool {
 	for p := range s.problems {
 		switch p.why {
 		case reasonDevice, reasonClass, reasonID, reasonNUMANode, reasonDistance, reasonRoot,
-			reasonDriver, reasonNetdev, reasonVirtfn, reasonVFs:
+			reasonDriver, reasonNetdev, reasonVirtfn, reasonVFs, reasonVDPA:
 			return true
 		}
 	}
