@@ -70,7 +70,9 @@ type XPUSpec struct {
 	// PFs are the PCI addresses of the card's PFs on the node, "dddd:bb:dd.f". Empty means the PFs
 	// that the OPI agent reports to serve. If the agent does not report any and nodeName is set,
 	// empty means every PF of the node, which is right for nodes with one card. If the node has
-	// another XPU, no device is tainted because of an XPU that names and reports no PFs.
+	// another XPU, no device is tainted because of an XPU that names and reports no PFs. If the node
+	// has several such XPUs, none of them gets new XPUPorts, because it is not known which has the
+	// PF.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=64

@@ -33,6 +33,7 @@ import (
 	"sigs.k8s.io/multicluster-runtime/pkg/multicluster"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/connerror"
 )
 
 // Members is the provider of a multicluster manager. It connects to the cluster of each XPUTenant,
@@ -263,7 +264,7 @@ func (m *Members) state(tenant string) memberState {
 
 // setState records what is known about a cluster.
 func (m *Members) setState(tenant string, known *member, state memberState) {
-	state.message = cut(state.message)
+	state.message = cut(connerror.Text(state.message))
 	if m.recordState(tenant, known, state) {
 		m.log.Info("What is known of a tenant's cluster has changed", "tenant", tenant, "reason",
 			state.reason, "message", state.message)

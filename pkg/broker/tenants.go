@@ -241,13 +241,21 @@ func (r *xpuTenants) deleteObjects(
 }
 
 // remainingInTenant describes the objects in the tenant's cluster that the broker must still
-// release, or returns "". It does not wait for an unreachable cluster.
+// release, or returns "". It does not wait for an unreachable cluster. It waits until a broker that
+// was just started knows whether the cluster answers.
 func (r *xpuTenants) remainingInTenant(
 	ctx context.Context, tenant *v1alpha1.XPUTenant,
 ) (string, error) {
+	switch r.members.state(tenant.Name).reason {
+	case "":
+		return "it is not known yet whether its cluster answers", nil
+	case v1alpha1.ReasonConnected:
+	default:
+		return "", nil
+	}
+
 	tc, err := r.tenantCluster(ctx, request(tenant.Name, "", ""))
-	if errors.Is(err, multicluster.ErrClusterNotFound) ||
-		r.members.state(tenant.Name).reason != v1alpha1.ReasonConnected {
+	if errors.Is(err, multicluster.ErrClusterNotFound) {
 		return "", nil
 	}
 	if err != nil {

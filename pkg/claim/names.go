@@ -3,7 +3,6 @@
 package claim
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"net"
@@ -119,17 +118,51 @@ func FunctionOf(ref v1alpha1.FunctionRef) function.ID {
 }
 
 // XPUOf chooses the XPU that serves a PF from the XPUs of the PF's node. It prefers an XPU that is
-// not being deleted, then one that names the PF over one that serves all PFs, then the one whose
-// name sorts first. It returns a pointer into the slice, or nil.
+// not being deleted, then one whose OPI agent is not known to be another XPU's, then one that names
+// the PF over one that serves all PFs, then the one whose name sorts first. Whether the agent answers
+// does not count, because another XPU is of another card. It returns a pointer into the slice, or nil
+// if there is none. It is also nil if there are several that name no PFs, because it is not known
+// which of them has the card.
 func XPUOf(xpus []v1alpha1.XPU, pf pci.Address) *v1alpha1.XPU {
 	var chosen *v1alpha1.XPU
+	unknown := false
 	for i := range xpus {
 		x := &xpus[i]
-		if x.Serves(string(pf)) && (chosen == nil || isPreferred(x, chosen)) {
+		if !x.Serves(string(pf)) {
+			continue
+		}
+
+		order := 1
+		if chosen != nil {
+			order = compareStanding(x, chosen)
+		}
+		unknown = order == 0 && !x.NamesPFs() || order <= 0 && unknown
+		if order > 0 || order == 0 && x.Name < chosen.Name {
 			chosen = x
 		}
 	}
+	if unknown {
+		return nil
+	}
 	return chosen
+}
+
+// compareStanding is positive if XPUOf prefers a to b whatever their names are, and 0 if their names
+// decide.
+func compareStanding(a, b *v1alpha1.XPU) int {
+	standing := func(x *v1alpha1.XPU) (n int) {
+		if x.DeletionTimestamp.IsZero() {
+			n += 4
+		}
+		if v1alpha1.ReadyOf(x.Status.Conditions).Reason != v1alpha1.ReasonConflict {
+			n += 2
+		}
+		if x.NamesPFs() {
+			n++
+		}
+		return n
+	}
+	return standing(a) - standing(b)
 }
 
 // ServerOf returns the XPU of [XPUOf] if it is known to serve the PF, because it names the PF or is the
@@ -143,22 +176,11 @@ func ServerOf(xpus []v1alpha1.XPU, pf pci.Address) *v1alpha1.XPU {
 	return chosen
 }
 
-// NoXPU returns a message for a PF of the node that no XPU serves, which says what an administrator
-// should do.
+// NoXPU returns a message for a PF of the node for which [XPUOf] chooses none, which says what an
+// administrator should do.
 func NoXPU(node string, pf pci.Address) string {
-	return fmt.Sprintf("no XPU serves PF %s of node %s; add one, or see spec.pfs and the "+
-		"condition Card of the node's XPUs", pf, node)
-}
-
-// isPreferred reports whether XPUOf prefers a to b.
-func isPreferred(a, b *v1alpha1.XPU) bool {
-	if stays := a.DeletionTimestamp.IsZero(); stays != b.DeletionTimestamp.IsZero() {
-		return stays
-	}
-	if names := a.NamesPFs(); names != b.NamesPFs() {
-		return names
-	}
-	return cmp.Less(a.Name, b.Name)
+	return fmt.Sprintf("no XPU serves PF %s of node %s, or several that name no PFs; add one, or set "+
+		"spec.pfs of the node's XPUs and see their condition Card", pf, node)
 }
 
 // CDIKind is the vendor and class of the CDI devices for claims' Functions.

@@ -99,8 +99,12 @@ func TestXPUOf(t *testing.T) {
 		}
 	}
 
-	going := xpu("aa-going", "0000:3b:00.0")
+	going, second := xpu("aa-going", "0000:3b:00.0"), xpu("aa-second", "0000:3b:00.0")
 	going.DeletionTimestamp = new(metav1.Now())
+	second.Status.Conditions = []metav1.Condition{{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse,
+		Reason: v1alpha1.ReasonConflict,
+	}}
 	for _, test := range []struct {
 		name string
 		xpus []v1alpha1.XPU
@@ -117,6 +121,14 @@ func TestXPUOf(t *testing.T) {
 		{"not one that is being deleted", []v1alpha1.XPU{going, xpu("b")}, "b"},
 		{"one that is being deleted, if there is no other",
 			[]v1alpha1.XPU{going, xpu("b", "0000:5e:00.0")}, "aa-going"},
+		{"not one whose OPI agent is another's", []v1alpha1.XPU{second, xpu("b")}, "b"},
+		{"one whose OPI agent is another's, if there is no other",
+			[]v1alpha1.XPU{second, xpu("b", "0000:5e:00.0")}, "aa-second"},
+		{"none of two that name no PFs", []v1alpha1.XPU{xpu("a"), xpu("b")}, ""},
+		{"none of two that name no PFs, beside one that is being deleted",
+			[]v1alpha1.XPU{going, xpu("a"), xpu("b")}, ""},
+		{"one that names no PFs, if the other names others",
+			[]v1alpha1.XPU{xpu("a"), xpu("b", "0000:5e:00.0")}, "a"},
 	} {
 		for range 2 { // in both orders
 			got := ""

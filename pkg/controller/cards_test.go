@@ -154,6 +154,28 @@ func TestCardMoves(t *testing.T) {
 	c.card(xpu, c.node+"-2", v1alpha1.ReasonFound)
 }
 
+// TestCardOfUnknownNode covers an XPUNode that somebody deletes, or that goes with its Node: nothing
+// says then that the card is in another node, so that its XPUPorts stay and new ones are served.
+func TestCardOfUnknownNode(t *testing.T) {
+	c := newCluster(t, nil)
+	c.network("blue", 100, "10.1.0.0/24")
+	c.pool("fast", "blue")
+	agent := c.dpu("MT1")
+	xpu := c.registered("card", agent)
+	host := c.host(c.node, "MT1")
+	c.card(xpu, c.node, v1alpha1.ReasonFound)
+	port := c.up(c.claim(want{name: "a", pool: "fast", function: vf(3)}), vf(3))
+
+	c.delete(host)
+	c.card(xpu, c.node, v1alpha1.ReasonCardNotFound)
+	c.up(c.claim(want{name: "b", pool: "fast", function: vf(4)}), vf(4))
+	c.has(agent, "c1pf0vf3", "c1pf0vf4")
+	c.portReason(port, v1alpha1.ReasonUp, "")
+
+	c.host(c.node+"-2", "MT1")
+	c.card(xpu, c.node+"-2", v1alpha1.ReasonFound)
+}
+
 // TestStolenCard covers a node that tells of another node's card: who had the card keeps it and all
 // Ports, the contradiction is a condition, and spec.nodeName ends it. So it is for who comes first,
 // as nothing tells them apart.

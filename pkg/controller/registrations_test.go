@@ -116,4 +116,16 @@ func TestRegistration(t *testing.T) {
 			t.Errorf("spec %+v", xpu.Spec)
 		}
 	})
+
+	t.Run("an address that another node's agent has now", func(t *testing.T) {
+		gone := c.endpoint("dpus", "dpu-5", "192.0.2.6", true)
+		c.registeredAt("dpu-5", "192.0.2.6:50151")
+		c.delete(gone)
+		c.endpoint("dpus", "dpu-6", "192.0.2.6", true)
+		c.registeredAt("dpu-6", "192.0.2.6:50151")
+		former := c.registeredAt("dpu-5", "") // it would be connected with the other card
+		c.xpuReason(former, v1alpha1.ReasonXPUUnavailable, "another node's agent has its address")
+		c.endpoint("dpus", "dpu-5", "192.0.2.7", true)
+		c.registeredAt("dpu-5", "192.0.2.7:50151")
+	})
 }

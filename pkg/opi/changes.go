@@ -36,7 +36,7 @@ type object struct{ noun, id string }
 // change is a call that changes an object.
 type change struct {
 	verb  string
-	since time.Time // of the call, or of the loss of its answer
+	since time.Time // of the loss of its answer
 	done  chan struct{}
 	err   error // valid after done is closed
 }
@@ -55,7 +55,7 @@ func (c *changes) begin(o object, verb string) (own, other *change) {
 		c.running, c.lost = map[object]*change{}, map[object]*change{}
 	}
 
-	own = &change{verb: verb, since: time.Now(), done: make(chan struct{})}
+	own = &change{verb: verb, done: make(chan struct{})}
 	c.running[o] = own
 
 	return own, nil
@@ -93,6 +93,8 @@ func (c *changes) observe(o object, exists bool) {
 }
 
 // doubt describes why a lost call may still change the object, or returns "" if no lost call can.
+// The text does not say for how long, because it is in conditions, which are written when their
+// texts change.
 func (c *changes) doubt(o object, verb string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -102,15 +104,14 @@ func (c *changes) doubt(o object, verb string) string {
 		return ""
 	}
 
-	age := time.Since(lost.since)
-	if age >= c.timing.Late {
+	if time.Since(lost.since) >= c.timing.Late {
 		delete(c.lost, o)
 		return ""
 	}
 
-	const format = "the agent may still %s %s: its answer was lost %s ago, and is believed to have " +
-		"come to nothing after %s"
-	return fmt.Sprintf(format, verb, o.noun, age.Round(time.Second), c.timing.Late)
+	const format = "the agent may still %s %s: its answer was lost, and the call is believed to have " +
+		"come to nothing %s later"
+	return fmt.Sprintf(format, verb, o.noun, c.timing.Late)
 }
 
 // answerLost reports whether a call ended without an answer of the agent.
@@ -172,15 +173,13 @@ func (c *change) wait(ctx context.Context) bool {
 }
 
 // waitForChange waits until no changing call for the object is running. If ctx ends first, progress
-// describes the running call.
+// describes the running call, as [changes.doubt] does without the time.
 func (c *Client) waitForChange(
 	ctx context.Context, op string, o object,
 ) (progress string, err error) {
 	for running := c.changes.runningOn(o); running != nil; running = c.changes.runningOn(o) {
 		if !running.wait(ctx) {
-			const format = "the agent has not answered %s %s for %s"
-			age := time.Since(running.since).Round(time.Millisecond)
-			progress = fmt.Sprintf(format, running.verb, o.noun, age)
+			progress = fmt.Sprintf("the agent has not answered %s %s yet", running.verb, o.noun)
 			return progress, timeout(ctx, op, o.id, progress)
 		}
 	}

@@ -61,9 +61,14 @@ func TestCallThatOutlivesItsCaller(t *testing.T) {
 	open := hold(t, a, "CreateBridgePort")
 	abandon(t, a, "CreateBridgePort", ensurePort1(c))
 
+	texts := map[string]bool{} // they go into conditions, which are written when a text changes
 	for range 3 {
-		wantError(t, c.EnsurePort(within(t, 50*time.Millisecond), port1), opi.ErrTimeout,
-			"has not answered", "create port")
+		err := c.EnsurePort(within(t, 50*time.Millisecond), port1)
+		wantError(t, err, opi.ErrTimeout, "has not answered", "create port")
+		texts[err.Error()] = true
+	}
+	if len(texts) > 1 {
+		t.Errorf("errors differ: %v", texts)
 	}
 
 	open()

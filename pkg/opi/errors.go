@@ -12,6 +12,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/connerror"
 )
 
 // Kinds of errors, for [errors.Is]. Every error of a [Client] method is an [*Error] of exactly one
@@ -106,9 +108,9 @@ func (c *Client) failure(ctx context.Context, op, id string, err error) error {
 		return nil
 	}
 
-	s := status.Convert(err)
+	text := connerror.Text(Short(status.Convert(err).Message()))
 	if ended(ctx) {
-		return timeout(ctx, op, id, Short(s.Message()))
+		return timeout(ctx, op, id, text)
 	}
 
 	if e, ok := errors.AsType[*Error](err); ok { // the dialect has classified it
@@ -117,9 +119,9 @@ func (c *Client) failure(ctx context.Context, op, id string, err error) error {
 		return &named
 	}
 
-	e := &Error{Kind: c.agent.Kind(err), Op: op, ID: id, Detail: Short(s.Message()), Err: err}
+	e := &Error{Kind: c.agent.Kind(err), Op: op, ID: id, Detail: text, Err: err}
 	if IsDenied(err) {
-		e.Detail = "the agent refuses this client: " + Short(s.Message())
+		e.Detail = "the agent refuses this client: " + text
 	}
 
 	return e

@@ -188,7 +188,37 @@ func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
 		return err
 	}
 
-	return r.setCard(ctx, xpu, locate(xpu, reported, nodes))
+	card := locate(xpu, reported, nodes)
+	if card.reason == v1alpha1.ReasonCardNotFound {
+		if card, err = r.keep(ctx, xpu, card); err != nil {
+			return err
+		}
+	}
+	return r.setCard(ctx, xpu, card)
+}
+
+// keep returns where a card is that no node reports. It stays where it was found as long as its node
+// has no XPUNode: an XPUNode can be deleted, also with its Node, and that does not say that the card
+// is elsewhere.
+func (r *cards) keep(
+	ctx context.Context, xpu *v1alpha1.XPU, card location,
+) (location, error) {
+	was := location{node: xpu.Status.NodeName, serial: xpu.Status.Serial, pfs: xpu.Status.PFs}
+	if len(was.pfs) == 0 || was.serial != card.serial || card.node != "" && card.node != was.node {
+		return card, nil
+	}
+
+	var node v1alpha1.XPUNode
+	err := r.Client.Get(ctx, client.ObjectKey{Name: was.node}, &node)
+	if client.IgnoreNotFound(err) != nil {
+		return card, fmt.Errorf("XPUNode %s: %w", was.node, err)
+	}
+	if err == nil { // it says what its node has
+		return card, nil
+	}
+	return was.because(v1alpha1.ReasonCardNotFound, "there is no XPUNode %s, whose node had the card "+
+		"and keeps it until another one reports it; see whether xpu-agent runs there, and delete the "+
+		"XPU if the card is gone", was.node), nil
 }
 
 // locateNumbered fills in the status of an XPU whose agent knows the PFs of its host by their

@@ -74,6 +74,9 @@ func (r *registrations) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 	}
 
 	endpoints := endpointsByNode(slicesOf.Items)
+	if err := r.leaveAddresses(ctx, &service, endpoints); err != nil {
+		return ctrl.Result{}, err
+	}
 	for _, node := range slices.Sorted(maps.Keys(endpoints)) {
 		if err := r.register(ctx, &service, node, endpoints[node]); err != nil {
 			return ctrl.Result{}, err
@@ -108,6 +111,41 @@ func endpointsByNode(all []discoveryv1.EndpointSlice) map[string]string {
 	}
 
 	return found
+}
+
+// leaveAddresses takes the endpoint from the Service's XPUs at whose address another node's agent is
+// now, because addresses of pods are given to other pods. Such an XPU would be connected with another
+// node's card, and keep the card's own XPU from it. It gets an endpoint again with its next agent.
+func (r *registrations) leaveAddresses(
+	ctx context.Context, service *corev1.Service, endpoints map[string]string,
+) error {
+	nodes := map[string]string{} // by endpoint
+	for node, endpoint := range endpoints {
+		nodes[endpoint] = node
+	}
+
+	var all v1alpha1.XPUList
+	if err := r.Client.List(ctx, &all,
+		client.MatchingLabels{v1alpha1.LabelAgents: service.Name}); err != nil {
+		return fmt.Errorf("list XPUs of Service %s: %w", service.Name, err)
+	}
+	for i := range all.Items {
+		xpu := &all.Items[i]
+		node, taken := nodes[xpu.Spec.Endpoint]
+		if !taken || node == xpu.Name {
+			continue
+		}
+
+		before := xpu.DeepCopy()
+		xpu.Spec.Endpoint, xpu.Spec.TLS, xpu.Spec.Insecure = "", nil, false
+		err := r.Client.Patch(ctx, xpu, reconciling.Since(before))
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("endpoint of XPU %s: %w", xpu.Name, err)
+		}
+		ctrl.LoggerFrom(ctx).Info("the agent of another node has the address of an XPU", "xpu",
+			xpu.Name, "endpoint", before.Spec.Endpoint, "node", node)
+	}
+	return nil
 }
 
 // register creates or updates the XPU of a node. An XPU without the Service's label is not changed.

@@ -325,7 +325,13 @@ func (r *reconciler) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 func (r *reconciler) configOf(
 	ctx context.Context, xpu *v1alpha1.XPU,
 ) (config opi.Config, fingerprint []byte, err error) {
-	if xpu.Spec.Endpoint == "" {
+	service := xpu.Labels[v1alpha1.LabelAgents]
+	switch {
+	case xpu.Spec.Endpoint == "" && service != "": // see registrations
+		return config, nil, reconciling.Refuse(v1alpha1.ReasonXPUUnavailable,
+			"no agent of Service %s is ready on node %s, and another node's agent has its address now",
+			service, xpu.Name)
+	case xpu.Spec.Endpoint == "":
 		return config, nil, reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
 			"spec.endpoint is not set, and this is no "+
 				"tenant cluster: set the address of the OPI agent")

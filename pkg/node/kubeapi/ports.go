@@ -226,24 +226,36 @@ func (a *API) XPUAway(f function.Function) string {
 		return ""
 	}
 
-	xpu := claim.XPUOf(all, f.PF)
+	if name := givenUpBy(all, f); name != "" {
+		return fmt.Sprintf("XPU %s: %s: the Function is given up, because the xPU may still "+
+			"serve a port of its last pod; once that is "+
+			"gone, take the Function from spec.abandonedFunctions", name, v1alpha1.ReasonAbandoned)
+	}
+
+	xpu := claim.ServerOf(all, f.PF)
 	if xpu == nil {
 		return ""
 	}
 
-	if slices.Contains(xpu.Spec.AbandonedFunctions, f.ID.String()) {
-		return fmt.Sprintf("XPU %s: %s: the Function is given up, because the xPU may still "+
-			"serve a port of its last pod; once that is "+
-			"gone, take the Function from spec.abandonedFunctions", xpu.Name,
-			v1alpha1.ReasonAbandoned)
-	}
-
 	ready := v1alpha1.ReadyOf(xpu.Status.Conditions)
-	if ready.Status != metav1.ConditionFalse || claim.ServerOf(all, f.PF) == nil {
+	if ready.Status != metav1.ConditionFalse {
 		return ""
 	}
 
 	return fmt.Sprintf("XPU %s: %s: %s", xpu.Name, ready.Reason, ready.Message)
+}
+
+// givenUpBy returns the name of an XPU that may serve the Function and says that it is given up, ""
+// if there is none. It need not be the XPU that serves the PF now.
+func givenUpBy(all []v1alpha1.XPU, f function.Function) string {
+	for i := range all {
+		xpu := &all[i]
+		if xpu.Serves(string(f.PF)) &&
+			slices.Contains(xpu.Spec.AbandonedFunctions, f.ID.String()) {
+			return xpu.Name
+		}
+	}
+	return ""
 }
 
 // refusalTime is how long a Function stays tainted after its xPU refused a Port and the Port was
