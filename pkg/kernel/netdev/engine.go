@@ -473,12 +473,7 @@ func (e *Engine) enter(
 		return Observed{}, err
 	}
 
-	// The handle that configure needs opens while the kernel waits for the end of the move. If this
-	// fails, configure tries again and returns the error.
-	var opening sync.WaitGroup
-	opening.Go(func() { _, _ = pod.openLibrary() })
-	index, err := e.moveToPod(ctx, p, pod, before, place, want)
-	opening.Wait()
+	index, err := e.moveAndOpen(ctx, p, pod, before, place, want)
 	if err != nil {
 		return Observed{}, err
 	}
@@ -490,6 +485,19 @@ func (e *Engine) enter(
 	}
 
 	return observed, err
+}
+
+// moveAndOpen moves the netdev to the pod. The handle that configure needs opens while the kernel
+// waits for the end of the move. If this fails, configure tries again and returns the error.
+func (e *Engine) moveAndOpen(
+	ctx context.Context, p patience, pod *conn, before Snapshot, place Place,
+	want function.Interface,
+) (index int, err error) {
+	var opening sync.WaitGroup
+	opening.Go(func() { _, _ = pod.openLibrary() })
+	defer opening.Wait()
+
+	return e.moveToPod(ctx, p, pod, before, place, want)
 }
 
 // enforce makes the PF and the eswitch enforce the properties in to. It stops at the first refusal.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -278,28 +279,31 @@ func TestSlowCard(t *testing.T) {
 func TestCardPatience(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const device = "0008:03:00.0"
-		c, changed := newAnswers(0), 0
+		c := newAnswers(0)
+		var changed atomic.Int32
 		hangs := make(chan struct{})
 		read := func() (string, error) { <-hangs; return "card", nil }
-		c.changed, c.patience = func() { changed++ }, cardPatience
+		c.changed, c.patience = func() { changed.Add(1) }, cardPatience
 		_, err := c.of(device, question{}, read)
 		must.Succeed(t, err)
 		time.Sleep(cardPatience - time.Nanosecond)
 		synctest.Wait()
-		if !c.awaited(device) || changed > 0 {
-			t.Errorf("awaited %t, changed %d times", c.awaited(device), changed)
+		if !c.awaited(device) || changed.Load() > 0 {
+			t.Errorf("awaited %t, changed %d times", c.awaited(device), changed.Load())
 		}
 
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
-		if c.awaited(device) || changed != 1 {
-			t.Errorf("awaited %t, changed %d times after %s", c.awaited(device), changed, cardPatience)
+		if c.awaited(device) || changed.Load() != 1 {
+			t.Errorf("awaited %t, changed %d times after %s", c.awaited(device), changed.Load(),
+				cardPatience)
 		}
 
 		close(hangs)
 		synctest.Wait()
-		if id, err := c.of(device, question{}, read); id != "card" || err != nil || changed != 2 {
-			t.Errorf("card %q, %v, changed %d times after the answer", id, err, changed)
+		if id, err := c.of(device, question{}, read); id != "card" || err != nil ||
+			changed.Load() != 2 {
+			t.Errorf("card %q, %v, changed %d times after the answer", id, err, changed.Load())
 		}
 	})
 }

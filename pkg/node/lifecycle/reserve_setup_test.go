@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/go-logr/logr"
@@ -20,8 +22,10 @@ type workshop struct {
 	journal *journal.Journal
 	own     string // the driver that is bound
 	refuse  error
-	bound   map[function.ID]string
 	undone  int
+
+	mu    sync.Mutex // guards bound, because Functions are set up side by side
+	bound map[function.ID]string
 }
 
 func (w *workshop) Plan(_ context.Context, want journal.Attachment) (*journal.Setup, error) {
@@ -35,8 +39,17 @@ func (w *workshop) SetUp(_ context.Context, a journal.Attachment) error {
 	if w.refuse != nil {
 		return w.refuse
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.bound[a.Function], w.own = a.Setup.Driver, a.Setup.Driver
 	return nil
+}
+
+// driverOf returns the driver that is bound to a Function.
+func (w *workshop) driverOf(f function.ID) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.bound[f]
 }
 
 func (w *workshop) TearDown(_ context.Context, a journal.Attachment) error {
@@ -184,14 +197,18 @@ func TestRecoverSetsUp(t *testing.T) {
 	}
 
 	w.own, w.bound = "iavf", map[function.ID]string{}
-	after := "" // what was bound when the publishers were told
-	changed := func() { after = w.bound[vf] }
+	var isTold atomic.Bool // the publishers were told after the driver was bound
+	changed := func() {
+		if w.driverOf(vf) == "vfio-pci" {
+			isTold.Store(true)
+		}
+	}
 	again := New(w.journal, &engine{}, netdevs{}, Options{Setup: w, Changed: changed}, logr.Discard())
 	if err := again.SetUp(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if after != "vfio-pci" {
-		t.Errorf("publishers were told of driver %q, because device nodes come with it", after)
+	if !isTold.Load() {
+		t.Error("publishers were not told of the driver, and device nodes come with it")
 	}
 
 	w.wantBound(t, "vfio-pci")
