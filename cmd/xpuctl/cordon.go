@@ -37,7 +37,7 @@ without a network, which only the agents know.
 NAME is the serial number of a card, the name of a node or of an XPU, or a node and the PCI address or netdev of a PF. The
 cordons are in spec.cordons of the XPUNodes, so that agents and nodes that restart keep them.
 
-Exit codes: 0 if all is done, 2 for failures.`,
+Exit codes: 0 if all is done, 2 for failures, also if it is not known who has the Functions.`,
 		`  # Before new firmware: which pods are left?
   xpuctl cordon xpu card-a --reason "new firmware"
 
@@ -96,19 +96,20 @@ func (o *cordonOptions) run(c *cobra.Command, kind cordon.Kind, name string) err
 		}
 	}
 
-	o.print(c, api, targets, changed)
-	return nil
+	return o.print(c, api, targets, changed)
 }
 
-// print says what was done with each PF, and who has its Functions.
+// print says what was done with each PF, and who has its Functions. It returns an error if that is not
+// known.
 func (o *cordonOptions) print(
 	c *cobra.Command, api client.Reader, targets, changed []cordon.Target,
-) {
+) error {
 	var users []cordon.User
+	var unknown error
 	if o.cordoned {
 		var err error
 		if users, err = cordon.Users(c.Context(), api, targets); err != nil {
-			terminal.Line(c.ErrOrStderr(), "Which pods have their Functions is not known: %v", err)
+			unknown = fmt.Errorf("which pods have their Functions is not known: %w", err)
 		}
 	}
 
@@ -131,4 +132,6 @@ func (o *cordonOptions) print(
 			}
 		}
 	}
+
+	return unknown
 }

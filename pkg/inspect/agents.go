@@ -54,8 +54,9 @@ type Agents struct {
 // seconds.
 const DefaultPatience = time.Minute
 
-// Nodes returns the names of the nodes that have an agent, sorted: those where an agent runs, and
-// those with an XPUNode, whose agent may be away. In direct mode there are no XPUNodes.
+// Nodes returns the names of the nodes that have an agent, sorted: those with a pod of xpu-agent, which
+// may not run, and those with an XPUNode, whose agent may be away. In direct mode there are no
+// XPUNodes.
 func (a Agents) Nodes(ctx context.Context) ([]string, error) {
 	pods, err := a.pods(ctx)
 	if err != nil {
@@ -70,7 +71,9 @@ func (a Agents) Nodes(ctx context.Context) ([]string, error) {
 
 	var nodes []string
 	for _, pod := range pods {
-		nodes = append(nodes, pod.Spec.NodeName)
+		if pod.Spec.NodeName != "" {
+			nodes = append(nodes, pod.Spec.NodeName)
+		}
 	}
 	for _, node := range known.Items {
 		nodes = append(nodes, node.Name)
@@ -141,7 +144,7 @@ func (a Agents) Release(
 	return strings.TrimSpace(string(out)), err
 }
 
-// pods returns the running pods of agents.
+// pods returns the pods of agents.
 func (a Agents) pods(ctx context.Context) ([]corev1.Pod, error) {
 	var pods corev1.PodList
 	err := a.Reader.List(ctx, &pods, client.InNamespace(a.Namespace),
@@ -149,9 +152,7 @@ func (a Agents) pods(ctx context.Context) ([]corev1.Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool {
-		return p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil
-	}), nil
+	return pods.Items, nil
 }
 
 // execute runs the agent's program in the agent's container, and returns its output.
@@ -161,7 +162,10 @@ func (a Agents) execute(ctx context.Context, node string, args ...string) ([]byt
 		return nil, fmt.Errorf("agent of node %s: %w", node, err)
 	}
 
-	i := slices.IndexFunc(pods, func(p corev1.Pod) bool { return p.Spec.NodeName == node })
+	i := slices.IndexFunc(pods, func(p corev1.Pod) bool {
+		return p.Spec.NodeName == node && p.Status.Phase == corev1.PodRunning &&
+			p.DeletionTimestamp == nil
+	})
 	if i < 0 {
 		return nil, fmt.Errorf("agent of node %s: namespace %s: %w", node, a.Namespace, ErrNoAgent)
 	}

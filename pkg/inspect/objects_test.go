@@ -335,7 +335,7 @@ func TestControllerAway(t *testing.T) {
 }
 
 // TestNodesOfAgents: a node whose agent is away is among the nodes, because it is asked in vain. In
-// direct mode and without rights only running agents are known.
+// direct mode and without rights only agents' pods are known, of which one may not run.
 func TestNodesOfAgents(t *testing.T) {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: inspect.AgentNamespace, Name: "xpu-agent-x",
@@ -343,16 +343,20 @@ func TestNodesOfAgents(t *testing.T) {
 		Spec:   corev1.PodSpec{NodeName: "runs"},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning},
 	}
+	starts := pod.DeepCopy()
+	starts.Name, starts.Spec.NodeName, starts.Status.Phase = "xpu-agent-y", "starts", corev1.PodPending
+	unscheduled := starts.DeepCopy()
+	unscheduled.Name, unscheduled.Spec.NodeName = "xpu-agent-z", ""
 	away := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "away"}}
 	for name, test := range map[string]struct {
 		refused error
 		want    string
 	}{
-		"XPUNodes":     {nil, "away runs"},
-		"no such kind": {&meta.NoKindMatchError{}, "runs"},
-		"no right":     {apierrors.NewForbidden(schema.GroupResource{}, "", nil), "runs"},
+		"XPUNodes":     {nil, "away runs starts"},
+		"no such kind": {&meta.NoKindMatchError{}, "runs starts"},
+		"no right":     {apierrors.NewForbidden(schema.GroupResource{}, "", nil), "runs starts"},
 	} {
-		reader := builder(t, pod, away).
+		reader := builder(t, pod, starts, unscheduled, away).
 			WithInterceptorFuncs(interceptor.Funcs{List: func(ctx context.Context,
 				w client.WithWatch, list client.ObjectList, options ...client.ListOption,
 			) error {

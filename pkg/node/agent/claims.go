@@ -93,6 +93,7 @@ func (c *claims) publish(hardware *hardware, owners *owners) {
 
 	c.slices = &dra.SliceWriter{
 		Client: c.api.clientset, Node: config.NodeName, HandleError: c.handleError,
+		NodeUID: c.api.NodeUID,
 	}
 
 	c.publisher = &dra.Publisher{
@@ -102,7 +103,8 @@ func (c *claims) publish(hardware *hardware, owners *owners) {
 			Node: config.NodeName, Journal: c.env.journal,
 			MissingFor: hardware.inventory.MissingFor, Replaced: owners.lifecycle.Replaced,
 		},
-		Publish: c.slices.PublishResources, Metrics: c.api.metrics, Log: log.WithName("publish"),
+		Publish: c.slices.PublishResources, Stale: c.slices.Stale,
+		Metrics: c.api.metrics, Log: log.WithName("publish"),
 	}
 
 	c.ahead = &provisioning.Ahead{

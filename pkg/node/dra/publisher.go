@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
@@ -48,6 +49,9 @@ type Publisher struct {
 	Losses *Losses
 	// Publish writes the ResourceSlices; see [SliceWriter.PublishResources].
 	Publish func(ctx context.Context, resources resourceslice.DriverResources) error
+	// Stale reports whether Publish must be called although nothing changed; see
+	// [SliceWriter.Stale]. It may be nil.
+	Stale   func() bool
 	Metrics *Metrics
 	Log     logr.Logger
 
@@ -89,7 +93,8 @@ func (p *Publisher) publish(ctx context.Context) (again time.Duration, err error
 	next := features.Reduce(
 		devicemodel.Resources(p.Node, pools, p.Health.Problems, p.Ahead))
 	again = p.Losses.mark(next, pools, features)
-	if p.published != nil && equality.Semantic.DeepEqual(*p.published, next) {
+	stale := p.Stale != nil && p.Stale()
+	if !stale && p.published != nil && equality.Semantic.DeepEqual(*p.published, next) {
 		return again, nil
 	}
 	if err := p.Publish(ctx, next); err != nil {
@@ -136,30 +141,52 @@ type SliceWriter struct {
 	Node   string
 	// HandleError is called for errors of the background task; see [Driver.HandleError].
 	HandleError func(ctx context.Context, err error, msg string)
+	// NodeUID returns the UID of the Node object as the agent knows it, or "" if it is not known. It
+	// may be nil.
+	NodeUID func() types.UID
 
 	controller *resourceslice.Controller
+	nodeUID    types.UID // what NodeUID returned when the controller was made
+}
+
+// Stale reports whether the slices belong to a Node object that is gone, because another one has its
+// name. The garbage collector deletes such slices, as often as they are written.
+func (w *SliceWriter) Stale() bool {
+	now := w.knownUID()
+	return w.controller != nil && now != "" && now != w.nodeUID
+}
+
+func (w *SliceWriter) knownUID() types.UID {
+	if w.NodeUID == nil {
+		return ""
+	}
+	return w.NodeUID()
 }
 
 // PublishResources writes the slices, now or in a background task, which ends with the context of
-// the first call. It must not be called from several goroutines at once.
+// the first call. If the Node object was made anew, the slices get it as owner. It must not be called
+// from several goroutines at once.
 func (w *SliceWriter) PublishResources(
 	ctx context.Context, resources resourceslice.DriverResources,
 ) error {
-	if w.controller != nil {
+	if w.controller != nil && !w.Stale() {
 		w.controller.Update(&resources)
 		return nil
 	}
 
+	nodeUID := w.knownUID()
 	node, err := w.Client.CoreV1().Nodes().Get(ctx, w.Node, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("node %s: %w", w.Node, err)
 	}
 
+	w.Stop()
 	owner := resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
 	if err := w.createFirst(ctx, owner, resources); err != nil {
 		w.HandleError(ctx, err, "ResourceSlices are created later")
 	}
 
+	w.nodeUID = nodeUID
 	w.controller, err = resourceslice.StartController(ctx, resourceslice.Options{
 		DriverName:   v1alpha1.GroupName,
 		KubeClient:   w.Client,

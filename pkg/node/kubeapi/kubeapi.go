@@ -50,7 +50,8 @@ type Events struct {
 	// node's XPUNode.
 	DeclarationsChanged func()
 	// PortsChanged is called after a change of a Port or an XPU of this node, including whether an
-	// XPU's OPI agent can be reached.
+	// XPU's OPI agent can be reached; and when there is another Node object of the node's name, so
+	// that what belongs to the one before is made again.
 	PortsChanged func()
 }
 
@@ -114,20 +115,12 @@ func (a *API) Run(ctx context.Context) error {
 		return fmt.Errorf("watch XPUPorts: %w", err)
 	}
 
-	labelled := onChange(a.events.DeclarationsChanged)
-	labelled.UpdateFunc = func(before, after any) {
-		if !maps.Equal(before.(*metav1.PartialObjectMetadata).Labels,
-			after.(*metav1.PartialObjectMetadata).Labels) {
-			a.events.DeclarationsChanged()
-		}
-	}
-
 	var read []toolscache.DoneChecker
 	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{
 		&v1alpha1.DevicePool{}: a.poolHandler(),
 		// also called when another client changed it, so that the agent corrects it
 		&v1alpha1.XPUNode{}: onChange(a.events.DeclarationsChanged),
-		nodeMetadata():      labelled,
+		nodeMetadata():      a.nodeHandler(),
 		&v1alpha1.XPU{}:     onChange(a.portsChanged),
 		&v1alpha1.XPUPort{}: a.portHandler(),
 	} {
@@ -166,6 +159,34 @@ func (a *API) poolHandler() toolscache.ResourceEventHandlerFuncs {
 	return handler
 }
 
+// nodeHandler ignores changes of the Node other than those of its labels. A Node object that was
+// made anew may be reported as a change of the one before.
+func (a *API) nodeHandler() toolscache.ResourceEventHandler {
+	another := func() {
+		a.events.DeclarationsChanged()
+		a.portsChanged()
+	}
+	return toolscache.ResourceEventHandlerDetailedFuncs{
+		AddFunc: func(_ any, first bool) {
+			if first {
+				a.events.DeclarationsChanged()
+			} else {
+				another()
+			}
+		},
+		UpdateFunc: func(before, after any) {
+			was, is := before.(*metav1.PartialObjectMetadata), after.(*metav1.PartialObjectMetadata)
+			switch {
+			case was.UID != is.UID:
+				another()
+			case !maps.Equal(was.Labels, is.Labels):
+				a.events.DeclarationsChanged()
+			}
+		},
+		DeleteFunc: func(any) { a.events.DeclarationsChanged() },
+	}
+}
+
 // onChange returns a handler that calls changed for every event of an object.
 func onChange(changed func()) toolscache.ResourceEventHandlerFuncs {
 	return toolscache.ResourceEventHandlerFuncs{
@@ -201,6 +222,21 @@ func (a *API) NodeLabels(ctx context.Context) (map[string]string, error) {
 		return nil, fmt.Errorf("node %s: %w", a.node, err)
 	}
 	return node.Labels, nil
+}
+
+// NodeUID returns the UID of the agent's Node object, or "" if it is not known. It does not block.
+func (a *API) NodeUID() types.UID {
+	select {
+	case <-a.synced:
+	default:
+		return "" // a read would block
+	}
+
+	owner, err := a.owner(context.Background())
+	if err != nil {
+		return ""
+	}
+	return owner.UID
 }
 
 // XPUNode returns the status of the node's XPUNode, or nil if no XPUNode belongs to the current

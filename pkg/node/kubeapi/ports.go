@@ -277,8 +277,14 @@ func (a *API) ProvisionFailed(f function.ID) string {
 
 func (a *API) portHandler() toolscache.ResourceEventHandler {
 	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    func(port any) { a.portChanged(port.(*v1alpha1.XPUPort)) },
-		UpdateFunc: func(_, port any) { a.portChanged(port.(*v1alpha1.XPUPort)) },
+		AddFunc: func(port any) { a.portChanged(port.(*v1alpha1.XPUPort)) },
+		UpdateFunc: func(before, port any) {
+			was, is := before.(*v1alpha1.XPUPort), port.(*v1alpha1.XPUPort)
+			if was.UID != is.UID { // the watch missed the deletion
+				a.portDeleted(was)
+			}
+			a.portChanged(is)
+		},
 		DeleteFunc: func(port any) {
 			if unknown, missed := port.(toolscache.DeletedFinalStateUnknown); missed {
 				port = unknown.Obj

@@ -56,7 +56,7 @@ func TestRefusalIsHeld(t *testing.T) {
 		leave := func(p *v1alpha1.XPUPort) {
 			p.DeletionTimestamp = &metav1.Time{Time: time.Now()}
 			p.Status.Conditions[0].Reason = v1alpha1.ReasonReleasing
-			handler.OnUpdate(nil, p)
+			handler.OnUpdate(p, p)
 			handler.OnDelete(toolscache.DeletedFinalStateUnknown{Obj: p})
 		}
 
@@ -85,10 +85,21 @@ func TestRefusalIsHeld(t *testing.T) {
 				told.Load()-before)
 		}
 
-		handler.OnAdd(port("third", v1alpha1.ReasonFailed), false)
-		handler.OnUpdate(nil, port("third", v1alpha1.ReasonUp))
+		third := port("third", v1alpha1.ReasonFailed)
+		handler.OnAdd(third, false)
+		handler.OnUpdate(third, port("third", v1alpha1.ReasonUp))
 		want("the xPU took it after all", "")
 		leave(port("third", v1alpha1.ReasonUp))
 		want("a Port that was fine is gone", "")
+
+		// A watch that was interrupted reports a Port that was made anew as a change of the one before.
+		fourth, fifth := port("fourth", v1alpha1.ReasonFailed), port("fifth", v1alpha1.ReasonFailed)
+		fifth.Status = v1alpha1.XPUPortStatus{}
+		handler.OnAdd(fourth, false)
+		handler.OnUpdate(fourth, fifth)
+		want("another Port has its name", "Failed: fourth")
+		handler.OnDelete(fifth)
+		time.Sleep(refusalTime + time.Second)
+		want("the time of the refused Port is over", "")
 	})
 }

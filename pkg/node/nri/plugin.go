@@ -164,8 +164,8 @@ func (c *endingConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Synchronize returns at once, because the runtime gives it no more time than other calls, and
-// catches up in the background.
+// Synchronize returns at once, because the runtime gives it no more time than other calls. The work
+// that was missed continues in the background.
 func (p *Plugin) Synchronize(
 	_ context.Context, pods []*api.PodSandbox, _ []*api.Container,
 ) ([]*api.ContainerUpdate, error) {
@@ -174,35 +174,68 @@ func (p *Plugin) Synchronize(
 		p.catchingUp()
 	}
 
-	// Attempts from before the connection may be for sandboxes that have ended.
-	p.mutex.Lock()
-	before := slices.Collect(maps.Values(p.attempts))
-	p.mutex.Unlock()
-
 	ctx, cancel := context.WithCancel(p.ctx)
 	p.catchingUp = cancel
-	p.background.Go(func() {
-		for _, a := range before {
-			a.end()
-		}
-		p.catchUp(ctx, pods)
-	})
+	p.catchUp(ctx, pods)
 
 	p.setConnected(true)
 	return nil, nil
 }
 
-// catchUp does the work that was missed while the agent or the runtime did not run. It takes back
-// the Functions of sandboxes that have ended, and then attaches the Functions of sandboxes that
-// have started. No pod waits for another pod.
+// catchUp begins the work that was missed while the agent or the runtime did not run. It takes back
+// the Functions of sandboxes that have ended, and attaches the Functions of sandboxes that have
+// started. No sandbox waits for another one.
+//
+// All is decided before catchUp returns, because the runtime's list is valid only until then: the
+// runtime reports later starts and stops of sandboxes by calls.
 func (p *Plugin) catchUp(ctx context.Context, pods []*api.PodSandbox) {
+	for sandbox, before := range p.ended(pods) {
+		p.background.Go(func() {
+			before.end()
+			p.detachEnded(ctx, sandbox)
+		})
+	}
+
+	for _, pod := range pods {
+		// without a network namespace, the sandbox is being stopped
+		if networkNamespace(pod) != "" {
+			p.begin(ctx, pod, true)
+		}
+	}
+}
+
+// ended cancels all attempts from before the connection. It returns the sandboxes that the agent
+// knows and the runtime's list lacks, with their attempts, which may be nil.
+func (p *Plugin) ended(pods []*api.PodSandbox) map[string]*attempt {
+	p.mutex.Lock()
+	ended := maps.Clone(p.attempts)
+	p.mutex.Unlock()
+
+	if ended == nil {
+		ended = map[string]*attempt{}
+	}
+	for _, a := range ended {
+		a.cancel()
+	}
+
+	for _, a := range p.Journal.All() {
+		if _, known := ended[a.Sandbox]; !known && a.Sandbox != "" {
+			ended[a.Sandbox] = nil
+		}
+	}
+	for _, pod := range pods {
+		delete(ended, pod.GetId())
+	}
+
+	return ended
+}
+
+// detachEnded takes back the Functions of a sandbox that has ended.
+func (p *Plugin) detachEnded(ctx context.Context, sandbox string) {
 	var group sync.WaitGroup
 	for _, a := range p.Journal.All() {
-		runs := slices.ContainsFunc(pods, func(pod *api.PodSandbox) bool {
-			return pod.GetId() == a.Sandbox
-		})
 		// The sandbox of a CNI request may be unknown to NRI. Its DEL comes, or came already.
-		if a.Sandbox == "" || runs || a.CNI != nil {
+		if a.Sandbox != sandbox || a.CNI != nil {
 			continue
 		}
 
@@ -215,12 +248,6 @@ func (p *Plugin) catchUp(ctx context.Context, pods []*api.PodSandbox) {
 	}
 
 	group.Wait()
-	for _, pod := range pods {
-		// without a network namespace, the sandbox is being stopped
-		if networkNamespace(pod) != "" && ctx.Err() == nil {
-			p.begin(ctx, pod, true)
-		}
-	}
 }
 
 func (p *Plugin) log(pod *api.PodSandbox) logr.Logger {

@@ -114,6 +114,10 @@ func (m *SFMaker) noSFs(pf pci.Address) *problem {
 	return problemf(v1alpha1.ReasonRefused, "does not tell the mode of its eswitch: %v", err)
 }
 
+// isOfDPU reports whether SFs that exist on a PF with this problem are made by a DPU for its host. It
+// is not known if the kernel did not say whether SFs can be made.
+func (p *problem) isOfDPU() bool { return p.reason == v1alpha1.ReasonNotSupported }
+
 // Make makes sure that the SF exists and is active with this MAC, and returns when the inventory
 // has the SF with its netdev. An empty MAC leaves the choice to the driver. Make continues the work
 // of an earlier Make that was interrupted.
@@ -131,7 +135,7 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) (e
 	made := port == nil
 	if made {
 		if problem := m.noSFs(sf.Address); problem != nil {
-			if _, exists := m.Functions.Get(sf); exists {
+			if _, exists := m.Functions.Get(sf); exists && problem.isOfDPU() {
 				return nil // a DPU makes SFs for its host, which are used unchanged
 			}
 			return fmt.Errorf("cannot be made: PF %s %s", sf.Address, problem.message)
@@ -301,8 +305,12 @@ func (m *SFMaker) Delete(ctx context.Context, sf function.ID) (err error) {
 	if err != nil {
 		return err
 	}
-	if port == nil && m.noSFs(sf.Address) != nil {
-		return nil
+
+	var unknown *problem
+	if port == nil {
+		if unknown = m.noSFs(sf.Address); unknown != nil && unknown.isOfDPU() {
+			return nil
+		}
 	}
 
 	if port != nil {
@@ -318,7 +326,11 @@ func (m *SFMaker) Delete(ctx context.Context, sf function.ID) (err error) {
 		}
 	}
 
-	if err := m.awaitGone(ctx, sf); err != nil {
+	switch err := m.awaitGone(ctx, sf); {
+	case err != nil && unknown != nil:
+		return fmt.Errorf("its device is still there, and whether a DPU made it is not known: PF %s "+
+			"%s (%w)", sf.Address, unknown.message, err)
+	case err != nil:
 		return fmt.Errorf("its device is still there although its port is deleted: %w", err)
 	}
 

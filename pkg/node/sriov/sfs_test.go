@@ -443,6 +443,29 @@ func TestSFOfADPU(t *testing.T) {
 	})
 }
 
+// TestSFOfUnknownOrigin: while the kernel does not say whether the PF can have SFs made, an SF that has
+// no port any more, and whose device is still there, is neither used nor taken for deleted.
+func TestSFOfUnknownOrigin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEswitch(uplink())
+		e.modeErr = unix.EBUSY
+		e.seen[sf88] = function.Function{ID: sf88, Netdev: "eth7"}
+		m := e.maker(t)
+		for name, err := range map[string]error{
+			"Make": m.Make(t.Context(), sf88, sfMAC), "Delete": m.Delete(t.Context(), sf88),
+		} {
+			if err == nil || !strings.Contains(err.Error(), "does not tell the mode of its eswitch") {
+				t.Errorf("%s: error %v", name, err)
+			}
+		}
+
+		delete(e.seen, sf88)
+		if err := m.Delete(t.Context(), sf88); err != nil {
+			t.Errorf("Delete of an SF whose device is gone: %v", err)
+		}
+	})
+}
+
 // TestDeleteWaits checks that Delete waits until the inventory has lost the SF, because the SF
 // could otherwise be allocated again while its device is being removed.
 func TestDeleteWaits(t *testing.T) {

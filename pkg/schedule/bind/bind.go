@@ -49,7 +49,8 @@ type Binder struct {
 	Timeout time.Duration
 }
 
-// Bind carries out the decision. If it fails, it releases the claims.
+// Bind carries out the decision. If it fails, it releases the claims that it has reserved, unless the
+// pod is bound all the same, or it is not known whether it is.
 func (b Binder) Bind(ctx context.Context, d *schedule.Decision) (err error) {
 	pod := d.Pod
 	switch {
@@ -78,32 +79,70 @@ func (b Binder) Bind(ctx context.Context, d *schedule.Decision) (err error) {
 		}
 	}()
 
+	var reserved []schedule.ClaimDecision
 	for i := range d.Claims {
-		if err := b.reserve(ctx, pod, &d.Claims[i]); err != nil {
-			return errors.Join(err, b.release(ctx, pod, d.Claims))
+		wrote, err := b.reserve(ctx, pod, &d.Claims[i])
+		if wrote {
+			reserved = append(reserved, d.Claims[i])
+		}
+		if err != nil {
+			return errors.Join(err, b.release(ctx, pod, reserved))
 		}
 	}
 
 	if err := b.waitForConditions(ctx, d.Claims); err != nil {
-		return errors.Join(err, b.release(ctx, pod, d.Claims))
+		return errors.Join(err, b.release(ctx, pod, reserved))
 	}
 
 	binding := &corev1.Binding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 		Target:     corev1.ObjectReference{Kind: "Node", Name: d.Node},
 	}
-	if err := b.Pods.Pods(pod.Namespace).Bind(ctx,
-		binding, metav1.CreateOptions{}); err != nil {
-		return errors.Join(err, b.release(ctx, pod, d.Claims))
+	err = b.Pods.Pods(pod.Namespace).Bind(ctx, binding, metav1.CreateOptions{})
+	if err == nil {
+		return nil
 	}
 
-	return nil
+	switch node, unknown := b.nodeOf(ctx, pod); {
+	case unknown != nil:
+		return errors.Join(err, fmt.Errorf("whether it is bound is not known, so its claims "+
+			"stay: %w", unknown))
+	case node == d.Node: // only the answer was lost
+		return nil
+	case node != "":
+		return fmt.Errorf("is on node %s by now, so its claims stay: %w", node, err)
+	}
+	return errors.Join(err, b.release(ctx, pod, reserved))
 }
 
-// reserve allocates a claim, unless it is allocated already, and reserves it for the pod.
-func (b Binder) reserve(ctx context.Context, pod *corev1.Pod, c *schedule.ClaimDecision) error {
+// giveBackTime bounds what follows a failure, which has to be done after ctx has ended too.
+const giveBackTime = 10 * time.Second
+
+// nodeOf returns the node of a pod, or "" if the pod is gone or on none. It also works after ctx has
+// ended.
+func (b Binder) nodeOf(ctx context.Context, pod *corev1.Pod) (node string, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTime)
+	defer cancel()
+
+	now, err := b.Pods.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return "", nil
+	case err != nil:
+		return "", err
+	case now.UID != pod.UID:
+		return "", nil
+	}
+	return now.Spec.NodeName, nil
+}
+
+// reserve allocates a claim, unless it is allocated already, and reserves it for the pod. wrote
+// reports whether it did so, or may have. Otherwise what the claim has is from somebody else.
+func (b Binder) reserve(
+	ctx context.Context, pod *corev1.Pod, c *schedule.ClaimDecision,
+) (wrote bool, err error) {
 	api := b.Claims.ResourceClaims(pod.Namespace)
-	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+	err = retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		now, err := api.Get(ctx, c.Claim.Name, metav1.GetOptions{})
 		switch {
 		case err != nil:
@@ -114,6 +153,8 @@ func (b Binder) reserve(ctx context.Context, pod *corev1.Pod, c *schedule.ClaimD
 			return errors.New("was allocated by somebody else meanwhile; try again")
 		case !c.New && now.Status.Allocation == nil:
 			return errors.New("lost its devices meanwhile; try again")
+		case !c.New && resourceclaim.IsReservedForPod(pod, now, false):
+			return nil
 		}
 
 		if c.New && !slices.Contains(now.Finalizers, resourceapi.Finalizer) {
@@ -136,14 +177,15 @@ func (b Binder) reserve(ctx context.Context, pod *corev1.Pod, c *schedule.ClaimD
 		}
 
 		_, err = api.UpdateStatus(ctx, now, metav1.UpdateOptions{})
+		wrote = !apierrors.IsConflict(err)
 		return err
 	})
 
 	if err != nil {
-		return fmt.Errorf("claim %s: %w", c.Claim.Name, err)
+		return wrote, fmt.Errorf("claim %s: %w", c.Claim.Name, err)
 	}
 
-	return nil
+	return wrote, nil
 }
 
 // release removes the pod's reservations and the allocations made for it. It also works after ctx
@@ -151,7 +193,7 @@ func (b Binder) reserve(ctx context.Context, pod *corev1.Pod, c *schedule.ClaimD
 func (b Binder) release(
 	ctx context.Context, pod *corev1.Pod, claims []schedule.ClaimDecision,
 ) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTime)
 	defer cancel()
 
 	var errs []error
@@ -165,8 +207,8 @@ func (b Binder) release(
 			if err != nil {
 				return err
 			}
-			// not reserved yet, or reserved for others only
-			if !resourceclaim.IsReservedForPod(pod, now, false) {
+			// another claim of this name, not reserved, or reserved for others only
+			if now.UID != c.Claim.UID || !resourceclaim.IsReservedForPod(pod, now, false) {
 				return nil
 			}
 
