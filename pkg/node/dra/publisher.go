@@ -3,6 +3,7 @@
 package dra
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -146,7 +147,7 @@ type SliceWriter struct {
 	NodeUID func() types.UID
 
 	controller *resourceslice.Controller
-	nodeUID    types.UID // what NodeUID returned when the controller was made
+	nodeUID    types.UID // of the Node object when the controller was made
 }
 
 // Stale reports whether the slices belong to a Node object that is gone, because another one has its
@@ -186,7 +187,7 @@ func (w *SliceWriter) PublishResources(
 		w.HandleError(ctx, err, "ResourceSlices are created later")
 	}
 
-	w.nodeUID = nodeUID
+	w.nodeUID = cmp.Or(nodeUID, node.UID)
 	w.controller, err = resourceslice.StartController(ctx, resourceslice.Options{
 		DriverName:   v1alpha1.GroupName,
 		KubeClient:   w.Client,
