@@ -120,9 +120,10 @@ func FunctionOf(ref v1alpha1.FunctionRef) function.ID {
 // XPUOf chooses the XPU that serves a PF from the XPUs of the PF's node. It prefers an XPU that is
 // not being deleted, then one whose OPI agent is not known to be another XPU's, then one that names
 // the PF over one that serves all PFs, then the one whose name sorts first. Whether the agent answers
-// does not count, because another XPU is of another card. It returns a pointer into the slice, or nil
-// if there is none. It is also nil if there are several that name no PFs, because it is not known
-// which of them has the card.
+// does not count, because another XPU is of another card.
+//
+// XPUOf returns a pointer into the slice. It returns nil if no XPU serves the PF, and if several do
+// that name no PFs, because nothing says which of them has the card.
 func XPUOf(xpus []v1alpha1.XPU, pf pci.Address) *v1alpha1.XPU {
 	var chosen *v1alpha1.XPU
 	unknown := false

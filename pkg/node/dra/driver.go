@@ -303,7 +303,8 @@ func (d *Driver) attachmentFor(
 
 	want.Devices = earlier.Devices
 	if want.Devices == nil && exists {
-		promised := journal.Devices(pool.Pool{Name: device.ID.DevicePool, Spec: spec}.Options(function))
+		of := pool.Pool{Name: device.ID.DevicePool, Spec: spec}
+		promised := journal.Devices(of.Options(function))
 		want.Devices = &promised
 	}
 

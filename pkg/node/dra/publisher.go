@@ -165,8 +165,8 @@ func (w *SliceWriter) knownUID() types.UID {
 }
 
 // PublishResources writes the slices, now or in a background task, which ends with the context of
-// the first call. If the Node object was made anew, the slices get it as owner. It must not be called
-// from several goroutines at once.
+// the first call. The slices get the present Node object as owner, also if it was deleted and created
+// again since. PublishResources must not be called from several goroutines at once.
 func (w *SliceWriter) PublishResources(
 	ctx context.Context, resources resourceslice.DriverResources,
 ) error {

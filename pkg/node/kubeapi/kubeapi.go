@@ -159,8 +159,8 @@ func (a *API) poolHandler() toolscache.ResourceEventHandlerFuncs {
 	return handler
 }
 
-// nodeHandler ignores changes of the Node other than those of its labels. A Node object that was
-// made anew may be reported as a change of the one before.
+// nodeHandler ignores changes of the Node that leave its labels and its UID. The UID changes if the
+// watch missed that the Node object was deleted and created again.
 func (a *API) nodeHandler() toolscache.ResourceEventHandler {
 	another := func() {
 		a.events.DeclarationsChanged()
@@ -224,11 +224,19 @@ func (a *API) NodeLabels(ctx context.Context) (map[string]string, error) {
 	return node.Labels, nil
 }
 
-// NodeUID returns the UID of the agent's Node object, or "" if it is not known. It does not block.
-func (a *API) NodeUID() types.UID {
+// isSynced reports whether objects can be read without blocking.
+func (a *API) isSynced() bool {
 	select {
 	case <-a.synced:
+		return true
 	default:
+		return false
+	}
+}
+
+// NodeUID returns the UID of the agent's Node object, or "" if it is not known. It does not block.
+func (a *API) NodeUID() types.UID {
+	if !a.isSynced() {
 		return "" // a read would block
 	}
 

@@ -124,9 +124,7 @@ func (a *API) await(ctx context.Context, problem func() error) error {
 // ProvisionedAhead reports whether the xPU serves a Port of the Function in the network that was
 // made before a pod has the Function.
 func (a *API) ProvisionedAhead(f function.ID, network string) bool {
-	select {
-	case <-a.synced:
-	default:
+	if !a.isSynced() {
 		return false // a read would block
 	}
 
@@ -213,11 +211,10 @@ func (a *API) xpus(ctx context.Context) ([]v1alpha1.XPU, error) {
 
 // XPUAway returns why xpu-controller cannot reach the OPI agent of the Function's xPU. It returns
 // "" if the agent can be reached, if the Function has no xPU or it is not known which of several it
-// has, and as long as nothing else is known. It also returns a reason for a Function that an administrator has given up.
+// has, and as long as nothing else is known. It also returns a reason for a Function that an
+// administrator has given up.
 func (a *API) XPUAway(f function.Function) string {
-	select {
-	case <-a.synced:
-	default:
+	if !a.isSynced() {
 		return "" // a read would block
 	}
 
@@ -246,7 +243,8 @@ func (a *API) XPUAway(f function.Function) string {
 }
 
 // givenUpBy returns the name of an XPU that may serve the Function and says that it is given up, ""
-// if there is none. It need not be the XPU that serves the PF now.
+// if there is none. The PF may have another XPU by now, because an administrator gave the Function up
+// at the one before.
 func givenUpBy(all []v1alpha1.XPU, f function.Function) string {
 	for i := range all {
 		xpu := &all[i]

@@ -169,8 +169,8 @@ func shape(line string) string {
 }
 
 // Missing returns the first line of the shown output that a real output does not have, in its shape:
-// times, addresses, random names and the width of blanks may differ, and counts may not. "..." in the shown output stands
-// for any text.
+// times, addresses, random names and the width of blanks may differ, and counts may not. "..." in
+// the shown output stands for any text.
 func Missing(shown []string, output string) string {
 	var real []string
 	for line := range strings.Lines(output) {
